@@ -16,10 +16,9 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Passage
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.query import PastTurn, Query, QueryLike
-from coseek.retrieval.responses import parse_response
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
-from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings, Replicas
+from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings, Replicas, parse_response
 
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
 Answer: TypeAlias = Callable[[str, JsonObject], "Reply | Json"]

@@ -21,8 +21,8 @@ from coseek.core.files import Json, JsonObject
 from coseek.core.settings import Settings, dump_settings
 from coseek.data.passage import Hit
 from coseek.retrieval.query import Query, QueryLike
-from coseek.retrieval.responses import IDENTITY
 from coseek.retrieval.retriever import Retriever, fields_read
+from coseek.retrieval.retrievers.remote import IDENTITY
 from coseek.serve.batching import Batcher
 from coseek.serve.limits import (
     RECORD,

@@ -5,6 +5,7 @@ order such as `[2] > [1] > [3]` for each. An unreadable answer keeps the order a
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from pydantic import Field
 
@@ -59,19 +60,15 @@ class ListwiseReranker(ModelRetriever):
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
         candidates = self.over.search(queries, max(k, self.settings.depth))
-        rendered_queries = self._rendered(queries)
-
-        def rank(windows: list[tuple[int, list[Passage]]]) -> list[tuple[int, ...]]:
-            return self._rank([(rendered_queries[number], passages) for number, passages in windows])
-
         orders = [[hit.passage for hit in hits] for hits in candidates]
+        rank = partial(self._rank, self._rendered(queries))
         rankings = sliding_together(orders, rank, self.settings.window, self.settings.step)
         return [rank_hits(passages[:k]) for passages in rankings]
 
-    def _rank(self, windows: Sequence[tuple[str, list[Passage]]]) -> list[tuple[int, ...]]:
-        """The model's order of each window."""
+    def _rank(self, queries: Sequence[str], windows: Sequence[tuple[int, list[Passage]]]) -> list[tuple[int, ...]]:
+        """The model's order of each window, which is of the query of that number."""
         words = self.settings.passage_words
-        prompts = [fill_listwise_prompt(self._prompt, query, passages, words) for query, passages in windows]
+        prompts = [fill_listwise_prompt(self._prompt, queries[number], shown, words) for number, shown in windows]
         answers = self._generate(prompts, self.settings.answer_tokens)
         orders = []
         for answer, (_, passages) in zip(answers, windows, strict=True):

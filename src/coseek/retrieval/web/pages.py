@@ -25,8 +25,8 @@ IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-class RefusedAddress(ValueError):
-    """A host that must not be fetched from; the message says why."""
+class PageFault(CoseekError):
+    """A page that could not be fetched. The message is one of a few reasons, for counting."""
 
 
 def public_address(host: str, port: int, allow_private: bool = False) -> str:
@@ -34,11 +34,11 @@ def public_address(host: str, port: int, allow_private: bool = False) -> str:
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise RefusedAddress("the host has no address") from None
+        raise PageFault("address refused") from None
     # A scope such as `%eth0` belongs to link-local addresses, which are refused anyway.
     addresses = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
     if not allow_private and not all(map(is_public, addresses)):
-        raise RefusedAddress("the host is on this machine or in a private network")
+        raise PageFault("address refused")
     return str(addresses[0])
 
 
@@ -65,10 +65,6 @@ _HEADERS = {
     "Accept": ", ".join(KINDS),
     "Accept-Encoding": "gzip",
 }
-
-
-class PageFault(CoseekError):
-    """A page that could not be fetched. The message is one of a few reasons, for counting."""
 
 
 class PageLimits(Settings):
@@ -114,7 +110,7 @@ class Fetcher:
             return asyncio.run(self._follow(url))
         except TimeoutError:
             raise PageFault("too slow") from None
-        # RefusedAddress and UnicodeError are ValueErrors, as are urljoin's errors.
+        # UnicodeError is a ValueError, as are urljoin's errors.
         except (ValueError, httpx.InvalidURL, httpx.UnsupportedProtocol):
             raise PageFault("address refused") from None
         except httpx.DecodingError:
@@ -141,7 +137,7 @@ class Fetcher:
     async def _get_page(self, client: "httpx.AsyncClient", url: "httpx.URL") -> FetchedPage | str:
         """Send one request. Returns the page, or the target of a redirect."""
         if url.scheme not in ("http", "https") or url.userinfo or not url.host:
-            raise RefusedAddress("only pages of http and https, without a user name")
+            raise PageFault("address refused")
         port = url.port or (443 if url.scheme == "https" else 80)
         address = await asyncio.to_thread(public_address, url.host, port, self.limits.allow_private)
         # Connects to the checked address; a certificate is verified against the host's name.
