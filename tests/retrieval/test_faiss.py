@@ -15,11 +15,11 @@ from coseek.retrieval.retrievers import hnsw, ivf_pq
 from coseek.retrieval.retrievers.hnsw import GRAPH, HnswSearch, HnswSettings, build_graph
 from coseek.retrieval.retrievers.ivf_pq import IvfPqSearch, IvfPqSettings, fill_cells
 from coseek.retrieval.vectors.corpus_encoding import window_encoder
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, Rows, fill_from_card, passage_text
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, fill_from_card, passage_text
 from coseek.retrieval.vectors.encoder import Vectors
 from coseek.retrieval.vectors.exact import ExactSearch
 from coseek.retrieval.vectors.faiss_index import Lift, write_file
-from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.store import Rows, VectorStore
 
 pytestmark = pytest.mark.medium
 

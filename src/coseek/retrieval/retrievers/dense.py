@@ -14,12 +14,10 @@ from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
 from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, encode_passages, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
-    EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
     Nearest,
     QueryEncoder,
-    Rows,
     fill_from_card,
     passage_text,
 )
@@ -27,7 +25,7 @@ from coseek.retrieval.vectors.encoder import Encoder, EncoderCard, Vectors, enco
 from coseek.retrieval.vectors.exact import BLOCK_ROWS, ClusterSearch, ExactSearch, ShardedSearch, fastest_method
 from coseek.retrieval.vectors.faiss_index import vectors_of
 from coseek.retrieval.vectors.int8 import Int8Search, largest_query_code, quantise
-from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.store import Rows, VectorStore
 
 VECTORS, CODES = "vectors", "int8"
 
@@ -100,7 +98,7 @@ class Dense(EmbeddingRetriever):
 
 
 SETTINGS = DenseSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"search", "block_rows", "devices", "cluster"}
+SEARCH_TIME = DenseSettings.SEARCH_TIME | {"search", "block_rows", "devices", "cluster"}
 
 
 resolve = fill_from_card

@@ -14,13 +14,7 @@ from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
 from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, open_encoder
-from coseek.retrieval.vectors.embedding_retriever import (
-    EMBEDDING_SEARCH_TIME,
-    EmbeddingRetriever,
-    EmbeddingSettings,
-    Rows,
-    fill_from_card,
-)
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingRetriever, EmbeddingSettings, fill_from_card
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
 from coseek.retrieval.vectors.faiss_index import (
     VECTORS,
@@ -33,7 +27,7 @@ from coseek.retrieval.vectors.faiss_index import (
     vectors_of,
     write_file,
 )
-from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.store import Rows, VectorStore
 
 if TYPE_CHECKING:
     import faiss
@@ -80,7 +74,7 @@ class HnswSearch:
 
 
 SETTINGS = HnswSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"ef_search"}
+SEARCH_TIME = HnswSettings.SEARCH_TIME | {"ef_search"}
 
 
 def resolve(settings: HnswSettings) -> HnswSettings:

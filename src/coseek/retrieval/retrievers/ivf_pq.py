@@ -18,26 +18,11 @@ from coseek.retrieval.factory import require_library
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report, silent
 from coseek.retrieval.vectors.corpus_encoding import begin, open_encoder
-from coseek.retrieval.vectors.embedding_retriever import (
-    EMBEDDING_SEARCH_TIME,
-    EmbeddingRetriever,
-    EmbeddingSettings,
-    Rows,
-    fill_from_card,
-    in_order,
-)
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingRetriever, EmbeddingSettings, fill_from_card, in_order
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
-from coseek.retrieval.vectors.faiss_index import (
-    VECTORS,
-    Lift,
-    add_all,
-    open_file,
-    search_file,
-    vectors_of,
-    write_file,
-)
+from coseek.retrieval.vectors.faiss_index import VECTORS, Lift, add_all, open_file, search_file, vectors_of, write_file
 from coseek.retrieval.vectors.shortlist import scores_of
-from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.store import Rows, VectorStore
 
 if TYPE_CHECKING:
     import faiss
@@ -132,7 +117,7 @@ class IvfPqSearch:
 
 
 SETTINGS = IvfPqSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME | {"nprobe", "refine"}
+SEARCH_TIME = IvfPqSettings.SEARCH_TIME | {"nprobe", "refine"}
 
 
 def resolve(settings: IvfPqSettings) -> IvfPqSettings:

@@ -25,16 +25,14 @@ from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
 from coseek.retrieval.vectors.corpus_encoding import Counted, Encode, begin, encode_corpus, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
-    EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
     QueryEncoder,
-    Rows,
     fill_from_card,
     passage_text,
 )
 from coseek.retrieval.vectors.encoder import MOST_TOKENS, EncoderCard, Vectors, encoder_folder, load_as, load_encoder
-from coseek.retrieval.vectors.store import VectorStore
+from coseek.retrieval.vectors.store import Rows, VectorStore
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder
@@ -218,7 +216,7 @@ class LateInteractionSettings(EmbeddingSettings):
 
 
 SETTINGS = LateInteractionSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME
+SEARCH_TIME = LateInteractionSettings.SEARCH_TIME
 
 
 def resolve(settings: LateInteractionSettings) -> LateInteractionSettings:

@@ -23,15 +23,14 @@ from coseek.retrieval.index_files import Report
 from coseek.retrieval.ranking import top_rows
 from coseek.retrieval.vectors.corpus_encoding import WINDOW_BATCHES, begin, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
-    EMBEDDING_SEARCH_TIME,
     EmbeddingRetriever,
     EmbeddingSettings,
     QueryEncoder,
-    Rows,
     fill_from_card,
     passage_text,
 )
 from coseek.retrieval.vectors.encoder import MOST_TOKENS, Vectors, encoder_folder, load_as
+from coseek.retrieval.vectors.store import Rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
@@ -138,7 +137,7 @@ class Sparse(EmbeddingRetriever):
 
 
 SETTINGS = SparseSettings
-SEARCH_TIME = EMBEDDING_SEARCH_TIME
+SEARCH_TIME = SparseSettings.SEARCH_TIME
 
 
 def resolve(settings: SparseSettings) -> SparseSettings:

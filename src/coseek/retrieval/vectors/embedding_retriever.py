@@ -6,10 +6,9 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from coseek.core.errors import RetrieverError, SettingError
@@ -30,9 +29,8 @@ from coseek.retrieval.vectors.encoder import (
     check_tokens,
     encoder_folder,
 )
+from coseek.retrieval.vectors.store import Rows
 from coseek.retrieval.views import View, find_view, render_view
-
-Rows: TypeAlias = NDArray[np.int64]
 
 
 class EmbeddingSettings(Placement):
@@ -40,6 +38,9 @@ class EmbeddingSettings(Placement):
     in the third digit, and an index keeps the precision it was built with. Exact search runs on the same device."""
 
     USE: ClassVar[Use] = Use.ENCODING
+    SEARCH_TIME: ClassVar = frozenset({"queries_together", "trust_remote_code", *Placement.model_fields})
+    """Settings that may be overridden when an index is opened."""
+
     encoder: str = "minilm"
     """A sentence-transformers folder, or a shipped encoder (`base`, `minilm`)."""
     view: View | None = None
@@ -85,9 +86,6 @@ class EmbeddingSettings(Placement):
         """`devices`, with `auto` resolved."""
         return all_devices() if self.devices == [AUTO] else self.devices
 
-
-EMBEDDING_SEARCH_TIME = frozenset({"queries_together", "trust_remote_code", *Placement.model_fields})
-"""Settings that may be overridden when an index over vectors is opened."""
 
 E = TypeVar("E", bound=EmbeddingSettings)
 

@@ -19,9 +19,9 @@ from coseek.data.passage import Corpus
 from coseek.retrieval.factory import require_library
 from coseek.retrieval.index_files import Report
 from coseek.retrieval.vectors.corpus_encoding import QUOTED, encode_corpus, window_encoder
-from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, Rows, in_order, passage_text
+from coseek.retrieval.vectors.embedding_retriever import EmbeddingSettings, in_order, passage_text
 from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder
-from coseek.retrieval.vectors.store import Floats, VectorStore, VectorWriter
+from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, VectorWriter
 
 if TYPE_CHECKING:
     import faiss

@@ -24,15 +24,7 @@ from numpy.typing import NDArray
 
 from coseek.core.errors import DataError, IndexMismatch
 from coseek.core.files import JsonObject, atomic_folder, read_json, write_json
-from coseek.retrieval.vectors.shortlist import (
-    Bounds,
-    Doubles,
-    Product,
-    Queries,
-    ScanSearch,
-    Shortlist,
-    score_error,
-)
+from coseek.retrieval.vectors.shortlist import Bounds, Doubles, Product, Queries, ScanSearch, Shortlist, score_error
 from coseek.retrieval.vectors.store import Floats, Rows, VectorStore, mapped
 
 SCHEMA = 1
