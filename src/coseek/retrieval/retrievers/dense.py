@@ -12,7 +12,7 @@ from coseek.core.errors import SettingError
 from coseek.data.passage import Corpus
 from coseek.retrieval.index import OldIndex
 from coseek.retrieval.index_files import Report
-from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, encode_passages, open_encoder
+from coseek.retrieval.vectors.corpus_encoding import begin, encode_changed, open_encoder
 from coseek.retrieval.vectors.embedding_retriever import (
     EmbeddingRetriever,
     EmbeddingSettings,
@@ -92,7 +92,7 @@ class Dense(EmbeddingRetriever):
         card = EncoderCard.of(folder)
         encoder = Encoder.open(folder, settings, trust=settings.trust_remote_code)
         texts = [passage_text(passage) for passage in corpus]
-        vectors_ND = encode_passages(encoder, settings, texts, normalise=card.normalise)
+        vectors_ND = encoder.encode(texts, *settings.passage_input, settings.batch_size, normalise=card.normalise)
         store = VectorStore.of(vectors_ND.astype(np.float16) if settings.dtype == "float16" else vectors_ND)
         return cls(corpus, settings, QueryEncoder(settings, folder, card), StoreSearch(store, settings))
 

@@ -31,7 +31,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     fill_from_card,
     passage_text,
 )
-from coseek.retrieval.vectors.encoder import MOST_TOKENS, EncoderCard, Vectors, encoder_folder, load_as, load_encoder
+from coseek.retrieval.vectors.encoder import EncoderCard, Vectors, encoder_folder, load_as, load_encoder
 from coseek.retrieval.vectors.store import Rows, VectorStore
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ class TokenQueries(QueryEncoder):
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
         settings = self.settings
-        prompt, max_tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
-        return padded(self._tokens.encode(texts, "query", prompt, max_tokens, settings.queries_together))
+        return padded(self._tokens.encode(texts, "query", *settings.query_input, settings.queries_together))
 
 
 def padded(vectors_Q: Sequence[Vectors]) -> Vectors:
@@ -141,10 +140,9 @@ def token_windows(settings: EmbeddingSettings, each: Counted = lambda count: Non
     """Open the encoder; returns a function that encodes the passages of a window to their vectors, one after the
     other."""
     encoder = TokenEncoder.open(settings)
-    prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
 
     def encode_window(texts: Sequence[str]) -> Vectors:
-        vectors_TD = np.concatenate(encoder.encode(texts, "document", prompt, max_tokens, settings.batch_size))
+        vectors_TD = np.concatenate(encoder.encode(texts, "document", *settings.passage_input, settings.batch_size))
         each(len(vectors_TD))
         return vectors_TD
 
@@ -154,11 +152,10 @@ def token_windows(settings: EmbeddingSettings, each: Counted = lambda count: Non
 def token_ends(settings: EmbeddingSettings, texts: Sequence[str]) -> Rows:
     """The row after the last vector of each passage, in a store of all passages' vectors in order."""
     encoder = TokenEncoder.open(settings)
-    prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     counts = [
         count
         for start in range(0, len(texts), _COUNTED)
-        for count in encoder.counts(texts[start : start + _COUNTED], prompt, max_tokens)
+        for count in encoder.counts(texts[start : start + _COUNTED], *settings.passage_input)
     ]
     return np.cumsum(counts, dtype=np.int64)
 

@@ -29,7 +29,7 @@ from coseek.retrieval.vectors.embedding_retriever import (
     fill_from_card,
     passage_text,
 )
-from coseek.retrieval.vectors.encoder import MOST_TOKENS, Vectors, encoder_folder, load_as
+from coseek.retrieval.vectors.encoder import Vectors, encoder_folder, load_as
 from coseek.retrieval.vectors.store import Rows
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class SparseQueryEncoder(QueryEncoder):
         return _load_encoder(self._folder, self.settings)
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
-        prompt, max_tokens = self.settings.query_prompt or "", self.settings.query_tokens or MOST_TOKENS
-        weights_QV = word_weights(self._model, texts, "query", prompt, max_tokens, self.settings.queries_together)
+        settings = self.settings
+        weights_QV = word_weights(self._model, texts, "query", *settings.query_input, settings.queries_together)
         return cast(Vectors, weights_QV.toarray())
 
 
@@ -154,14 +154,13 @@ def resume(corpus: Corpus, settings: SparseSettings, folder: Path, report: Repor
     settings = begin(settings, folder, old)
     (folder / WEIGHTS).mkdir(exist_ok=True)
     model: SparseEncoder | None = None
-    prompt, max_tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
     window = settings.batch_size * WINDOW_BATCHES
     for start in range(0, len(corpus), window):
         path = folder / WEIGHTS / f"{start // window:06d}.npz"
         if not path.exists():
             model = model or _load_encoder(encoder_folder(settings.encoder), settings)
             texts = [passage_text(passage) for passage in corpus[start : start + window]]
-            weights_WV = word_weights(model, texts, "document", prompt, max_tokens, settings.batch_size)
+            weights_WV = word_weights(model, texts, "document", *settings.passage_input, settings.batch_size)
             for row in np.flatnonzero(~np.isfinite(weights_WV.sum(axis=1))).tolist():
                 raise DataError(
                     f"the encoder {settings.encoder} gave a weight that is not finite for the passage "

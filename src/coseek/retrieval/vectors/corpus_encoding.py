@@ -269,7 +269,10 @@ def window_encoder(settings: EmbeddingSettings, each: Counted = lambda count: No
     `each` is called with the number of texts of every batch."""
     source = encoder_folder(settings.encoder)
     encoder = Encoder.open(source, settings, trust=settings.trust_remote_code)
-    encode = partial(encode_passages, encoder, settings, normalise=EncoderCard.of(source).normalise)
+    normalise = EncoderCard.of(source).normalise
+
+    def encode(texts: Sequence[str]) -> Vectors:
+        return encoder.encode(texts, *settings.passage_input, settings.batch_size, normalise=normalise)
 
     def encode_window(texts: Sequence[str]) -> Vectors:
         batches = _batches(encoder, texts, settings)
@@ -288,24 +291,18 @@ def window_encoder(settings: EmbeddingSettings, each: Counted = lambda count: No
 
 def _batches(encoder: Encoder, texts: Sequence[str], settings: EmbeddingSettings) -> list[tuple[list[int], int]]:
     """(indices of the texts, maximum tokens per text) of each batch, the longest first."""
-    size, prompt, tokens = settings.batch_size, settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
+    size = settings.batch_size
     if encoder.model.device.type != "cpu":
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         return [(order[start : start + size], MOST_TOKENS) for start in range(0, len(order), size)]
     by_length: dict[int, list[int]] = defaultdict(list)
-    for index, length in enumerate(encoder.token_counts(texts, prompt, tokens)):
+    for index, length in enumerate(encoder.token_counts(texts, *settings.passage_input)):
         by_length[length].append(index)
     return [
         (by_length[length][start : start + size], length)
         for length in sorted(by_length, reverse=True)
         for start in range(0, len(by_length[length]), size)
     ]
-
-
-def encode_passages(encoder: Encoder, settings: EmbeddingSettings, texts: Sequence[str], *, normalise: bool) -> Vectors:
-    """Encode passages, each after the passage prompt. Returns float32 N × D, in input order."""
-    prompt, tokens = settings.passage_prompt or "", settings.passage_tokens or MOST_TOKENS
-    return encoder.encode(texts, prompt, tokens, settings.batch_size, normalise=normalise)
 
 
 def begin(settings: E, folder: Path, old: OldIndex | None) -> E:

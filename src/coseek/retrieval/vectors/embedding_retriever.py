@@ -82,6 +82,16 @@ class EmbeddingSettings(Placement):
         return [value] if value == AUTO else value
 
     @property
+    def query_input(self) -> tuple[str, int]:
+        """The prompt of queries, and their length in tokens."""
+        return self.query_prompt or "", self.query_tokens or MOST_TOKENS
+
+    @property
+    def passage_input(self) -> tuple[str, int]:
+        """The prompt of passages, and their length in tokens."""
+        return self.passage_prompt or "", self.passage_tokens or MOST_TOKENS
+
+    @property
     def spread(self) -> list[str]:
         """`devices`, with `auto` resolved."""
         return all_devices() if self.devices == [AUTO] else self.devices
@@ -150,8 +160,7 @@ class QueryEncoder:
 
     @cached_property
     def _render(self) -> "partial[str]":
-        tokens = self.settings.query_tokens or MOST_TOKENS
-        return view_renderer(self._folder, self.settings.query_prompt or "", tokens)
+        return view_renderer(self._folder, *self.settings.query_input)
 
     def seen(self, query: QueryLike) -> str:
         """The text to encode; empty for a blank query. A query without context is its own question, as in the first
@@ -178,14 +187,12 @@ class QueryEncoder:
         return Encoder.open(self._folder, self.settings, trust=self.settings.trust_remote_code)
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
-        settings = self.settings
-        prompt, tokens = settings.query_prompt or "", settings.query_tokens or MOST_TOKENS
-        batch_size = settings.queries_together
+        query_input, batch_size = self.settings.query_input, self.settings.queries_together
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # reduces padding
         vectors = []
         for start in range(0, len(texts), batch_size):
             batch = [texts[index] for index in order[start : start + batch_size]]
-            vectors.append(self._encoder.encode(batch, prompt, tokens, batch_size, normalise=self._card.normalise))
+            vectors.append(self._encoder.encode(batch, *query_input, batch_size, normalise=self._card.normalise))
         return np.concatenate(vectors)[np.argsort(order)]
 
 
