@@ -132,7 +132,6 @@ def test_a_recipe_by_name_takes_settings_in_its_spelling_and_shows_them() -> Non
     assert trainer.recipe.rl == expected.rl and trainer.recipe.seed == 5
     assert trainer.recipe.reward == {"f1": 1.0, "python:short_and_right": 1.0}
     assert "<code>rl.steps</code></td><td>3<" in trainer._repr_html_() and "rl.steps=3" in repr(trainer)
-    assert AgentTrainer(recipe=trainer.recipe).recipe == trainer.recipe
 
 
 def test_settings_may_be_limits_and_numbers_of_numpy_and_a_reward_takes_more_terms(index: Path) -> None:
@@ -162,27 +161,7 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda index: AgentTrainer(recipe="quickstart", algorithm=lambda: None),  # type: ignore[arg-type, misc]
         "must take (step)",
     ),
-    "steps twice": (
-        lambda index: AgentTrainer("base", steps=7, rl={"steps": 3}),
-        "rl.steps is 7 by a parameter and 3 by a setting; leave one out",
-    ),
-    "a reward twice": (
-        lambda index: AgentTrainer("base", reward="f1", overrides=["reward={exact_match: 1.0}"]),
-        "reward.f1 is 1.0 by a parameter and None by a setting",
-    ),
-    "steps of a retriever twice": (
-        lambda index: RetrieverTrainer(recipe="two-cores", steps=7, training={"steps": 3}),
-        "training.steps is 7 by a parameter",
-    ),
     "no questions": (lambda index: AgentTrainer("base", reward="f1"), "pass questions="),
-    "questions beside a recipe": (
-        lambda index: AgentTrainer(recipe=load_recipe("quickstart"), questions="data/x"),
-        "questions= would change a recipe that is an object",
-    ),
-    "steps beside a recipe": (
-        lambda index: AgentTrainer(recipe=load_recipe("quickstart"), steps=7),
-        "rl.steps=7 would change a recipe that is an object",
-    ),
     "a split": (
         lambda index: AgentTrainer("base", questions={"train": [ASKED], "tset": [ASKED]}),
         "a split 'tset'; did you mean 'test'",

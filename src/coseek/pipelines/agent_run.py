@@ -68,7 +68,7 @@ def check_run(
     mistakes = ErrorList()
     chosen = mistakes.collect(agent)
     mistakes.collect(check_source, retriever)
-    mistakes.collect(check_questions, questions, split)
+    mistakes.collect(split_at, questions, split)
     # Reads the protocol and its prompt template.
     limits = None if chosen is None else mistakes.collect(limits_for, chosen)
     mistakes.raise_all()
@@ -189,27 +189,24 @@ def load_run_questions(settings: RunSettings) -> list[Question]:
 
 def questions_at(path: Path, split: str | None) -> list[Question]:
     """The questions of a file, or of a split of a data-set folder; `split` may be `None` if there is only one."""
-    if not path.is_dir():
-        if split is not None and path.exists():
-            raise SettingError(f"{path} is a file, which has no splits; leave --split out, or name the data-set folder")
-        return load_questions(path)
-    dataset = Dataset(path)
-    if not dataset.splits:
-        raise SettingError(dataset.lacks(split or ""))
-    if split is None and len(dataset.splits) != 1:
-        raise SettingError(f"{path} has the splits {', '.join(dataset.splits)}; choose one with --split")
-    return dataset.questions(split or dataset.splits[0])
+    split = split_at(path, split)
+    return load_questions(path) if split is None else Dataset(path).questions(split)
 
 
-def check_questions(path: Path, split: str | None) -> None:
-    """Refuse a missing file or split without reading the questions."""
+def split_at(path: Path, split: str | None) -> str | None:
+    """The split to read, without reading it; `None` for a file. Refuses a missing file or split."""
     if not path.is_dir():
         if not path.exists():
             raise DataError(f"there is no file {path}; check the path")
-        return
+        if split is not None:
+            raise SettingError(f"{path} is a file, which has no splits; leave --split out, or name the data-set folder")
+        return None
     dataset = Dataset(path)
-    if split is not None and split not in dataset.splits:
-        raise SettingError(dataset.lacks(split))
+    if not dataset.splits or split not in (None, *dataset.splits):
+        raise SettingError(dataset.lacks(split or ""))
+    if split is None and len(dataset.splits) > 1:
+        raise SettingError(f"{path} has the splits {', '.join(dataset.splits)}; choose one with --split")
+    return split or dataset.splits[0]
 
 
 def check_gold(

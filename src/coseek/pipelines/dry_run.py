@@ -6,12 +6,11 @@ same architecture. Algorithm, reward, protocol and stages are the recipe's; size
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
-from pydantic import TypeAdapter
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from coseek.agents.protocol import Protocol
@@ -139,7 +138,7 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
             missing[entry.setting] = "; ".join(filter(None, (str(missing.get(entry.setting, "")), problem)))
     problems = "; ".join(f"{problem} ({setting})" for setting, problem in missing.items())
     refusal = f"the recipe cannot be trained yet: {problems}. Put it there, or name another: SETTING=PATH"
-    values: JsonObject = {"shape": plain(shape), "source": source, "parameters": size, "missing": missing}
+    values: JsonObject = {"shape": asdict(shape), "source": source, "parameters": size, "missing": missing}
     values |= {"stages": stage_values, "warnings": [*warnings]}
     return DryRun((Table(COLUMNS, tuple(rows), (note,)),), values, refusal if missing else "")
 
@@ -157,7 +156,7 @@ def _stage(
     host, label = host_of(recipe, shape), f" {name}" if name else ""
     remote = recipe.learn == "rl" and not trains_here(recipe.rl)
     reward = "" if recipe.learn == "demonstrations" else str(make_reward(recipe.reward))  # with a preset's terms
-    parts = ", ".join(f"{part} {shown_gib(value)}" for part, value in memory.parts.items() if value)
+    parts = ", ".join(f"{part} {shown_gib(value)}" for part, value in asdict(memory).items() if value)
     figures = ", ".join(f"{metric} {value:.3g}" for metric, value in step.items())
     time = f"{work.steps} updates of {work.read} tokens, {work.update_s:.3g} s each"
     if work.runs:
@@ -173,14 +172,9 @@ def _stage(
         *([(f"reward{label}", reward, "")] if reward else []),
         (f"step in small{label}", "went through" + ", with rl.backend=local" * remote, figures),
     ]
-    values: JsonObject = {"name": name, "memory": plain(memory), "work": plain(work), "step": {**step}}
+    values: JsonObject = {"name": name, "memory": asdict(memory), "work": asdict(work), "step": {**step}}
     values |= {"way_out": way_out, "host": host, "reward": reward, "needed": memory.needed, "total_s": work.total_s}
     return rows, values
-
-
-def plain(estimate: object) -> JsonObject:
-    """The fields of an estimate as JSON."""
-    return cast(JsonObject, TypeAdapter(type(estimate)).dump_python(estimate, mode="json"))
 
 
 def _lacking_weights(entry: RecipePath) -> str:

@@ -103,10 +103,6 @@ class Memory:
     """In rollouts: the key-value cache of all concurrent rows at full length."""
 
     @property
-    def parts(self) -> dict[str, float]:
-        return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
-
-    @property
     def held(self) -> float:
         """Bytes that are held in both phases."""
         return self.weights + self.adam + self.critic + self.reference + self.graders

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -28,7 +28,7 @@ from coseek.labels.resources import GOLD, ORACLE
 from coseek.measure.table import Table
 from coseek.models.model_folder import Shape, model_path, shape_of_config
 from coseek.pipelines.agent_check import check_retriever_recipe
-from coseek.pipelines.dry_run import COLUMNS, DryRun, dry_run, duration, on_processes_here, plain
+from coseek.pipelines.dry_run import COLUMNS, DryRun, dry_run, duration, on_processes_here
 from coseek.pipelines.encoder import EncoderData, RetrieverTraining
 from coseek.pipelines.estimate import FULL, SERVER, adapter_parameters, shape_of_folder, shown_gib
 from coseek.pipelines.reranker import training_of
@@ -202,7 +202,7 @@ def together_dry_run(recipe: TogetherRecipe) -> DryRun:
     work, rollouts = work_of(recipe), cast(list[dict[str, dict[str, float]]], agent.values["stages"])[-1]["work"]
     # At the assumed speed of the agent's rollouts; 0 if those are not estimated.
     runs_s = (work.runs + work.continuations) * rollouts["rollout_s"] / max(1, rollouts["runs"])
-    values: JsonObject = {"work": plain(work), "scorer": scorer, "encoder": {**encoder}, "vectors": vectors}
+    values: JsonObject = {"work": asdict(work), "scorer": scorer, "encoder": {**encoder}, "vectors": vectors}
     values |= {"problems": [*problems], "way_out": way_out, "rounds": recipe.rounds, "runs_s": runs_s}
     values["agent"] = agent.values
     missing = cast(dict[str, str], agent.values["missing"])

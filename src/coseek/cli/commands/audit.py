@@ -18,7 +18,7 @@ from coseek.data.digests import check_output_file
 from coseek.data.passage import Passage
 from coseek.data.question import load_questions
 from coseek.measure.corpus_coverage import corpus_coverage
-from coseek.pipelines.agent_run import check_questions
+from coseek.pipelines.agent_run import split_at
 from coseek.pipelines.audit import Audit, audits_of
 
 PROGRESS_EVERY = 1_000_000
@@ -59,7 +59,7 @@ def corpus(
     check_output_file(out, ".jsonl", ".json")
     dataset = Dataset(data)
     if split is not None:
-        check_questions(data, split)
+        split_at(data, split)
     splits = {name: load_questions(dataset.split_path(name)) for name in ([split] if split else dataset.splits)}
     if not splits:
         raise DataError(f"{data} has no questions; it needs at least one questions.SPLIT.jsonl")
