@@ -1,11 +1,9 @@
 """A small co-training, for tests: what is run, and what it leaves behind."""
 
-import json
 from pathlib import Path
 
-from tests.digests import digest, timeless
+from tests.digests import digest
 
-from coseek.core.files import read_jsonl
 from coseek.core.progress import Progress
 from coseek.labels.makers import agentic_r as agentic_r  # loaded once, so that all runs have the same
 from coseek.pipelines.together.together import CoTraining, Results
@@ -82,14 +80,7 @@ def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress
 
 
 def outcome(folder: Path) -> dict[str, str]:
-    """What a run left behind → a digest of it, times left out."""
-    digests: dict[str, str] = {"table": digest((folder / "table.md").read_bytes())}
-    digests["table for programs"] = digest((folder / "table.json").read_bytes())
-    for pattern in ("policy/*/model.safetensors", "encoder/model.safetensors", "vectors*/*", "labels/labels.jsonl"):
-        for path in sorted(folder.glob(f"round-*/**/{pattern}")):
-            if path.is_file():
-                digests[str(path.relative_to(folder))] = digest(path.read_bytes())
-    for path in sorted(folder.glob("round-*/**/metrics.jsonl")):
-        rows = [timeless(row) for _, row in read_jsonl(path)]
-        digests[str(path.relative_to(folder))] = digest(json.dumps(rows).encode())
-    return digests
+    """Path → digest of the tables, weights, vectors, labels and metrics that a run left behind."""
+    patterns = ("policy/*/model.safetensors", "encoder/model.safetensors", "vectors*/*", "labels.jsonl", "metrics.jsonl")
+    found = [*folder.glob("table.*"), *(path for name in patterns for path in folder.glob(f"round-*/**/{name}"))]
+    return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in found if path.is_file()}

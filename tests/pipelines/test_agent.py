@@ -10,8 +10,7 @@ import pytest
 import yaml
 from tests.core.test_lock import holder
 from tests.models.vllm_server import vllm_server
-from tests.pipelines.card_check import checked_card
-from tests.pipelines.typed_run import trained, typed
+from tests.pipelines.trainings import checked_card, trained, typed
 from tests.processes import run_workers
 
 from coseek.cli.main import main

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.pipelines.card_check import checked_card
-from tests.pipelines.typed_run import trained
+from tests.pipelines.trainings import checked_card, trained
 from tests.scripted import Scripted, generator
 
 from coseek.core.errors import DataError, SettingError

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.pipelines.card_check import checked_card
-from tests.pipelines.typed_run import trained
+from tests.pipelines.trainings import checked_card, trained
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings

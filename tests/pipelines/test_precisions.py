@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.hardware.paces import FAST, SLOW, processor
-from tests.pipelines.beginning import begin
 from tests.pipelines.test_recipes import PAPERS
+from tests.pipelines.trainings import begin
 from tests.watching import Heard
 
 from coseek.core.errors import SettingError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tests.pipelines.typed_run import trained
+from tests.pipelines.trainings import trained
 
 from coseek.agents.limits import Limits
 from coseek.core.errors import DataError, SettingError

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tests.pipelines.test_agent import TINY
-from tests.pipelines.typed_run import same, trained, weights
+from tests.pipelines.trainings import same, trained, weights
 from tests.training.tiny import agent, environment, trajectory
 from transformers import AutoModelForCausalLM, Qwen2Config
 

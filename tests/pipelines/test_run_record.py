@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.pipelines.beginning import begin
 from tests.pipelines.test_agent import FEW, TINY
-from tests.pipelines.typed_run import same, trained, weights
+from tests.pipelines.trainings import begin, same, trained, weights
 
 from coseek.agents.prompt_template import FOLDER
 from coseek.core.errors import DataError, SettingError

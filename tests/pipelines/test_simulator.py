@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from tests.agents.playing import QUESTION, play, script
 from tests.models.networks import SMALL, TEXTS
-from tests.pipelines.card_check import checked_card
 from tests.pipelines.test_stored_runs import stored
-from tests.pipelines.typed_run import trained
+from tests.pipelines.trainings import checked_card, trained
 from tests.scripted import Scripted
 
 from coseek.core.errors import DataError, SettingError

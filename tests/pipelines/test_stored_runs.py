@@ -10,7 +10,7 @@ from tests.agents.test_chat_templates import in_marks
 from tests.lab.synthesis.test_renaming import films
 from tests.models.networks import TEXTS
 from tests.pipelines.test_agent import TINY
-from tests.pipelines.typed_run import trained
+from tests.pipelines.trainings import trained
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import open_agent, settings_for

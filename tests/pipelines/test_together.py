@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests.pipelines.card_check import checked_card
 from tests.pipelines.small_together import outcome, train
 from tests.pipelines.small_together import small as recipe
+from tests.pipelines.trainings import checked_card
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.serve.live import live
 from tests.training.tiny_labels import label, write_labels

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.measure.samples import run
-from tests.pipelines.beginning import begin
+from tests.pipelines.trainings import begin
 
 from coseek.core.errors import SettingError, UserError
 from coseek.pipelines.agent_recipe import load_recipe

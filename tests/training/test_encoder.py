@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests.pipelines.typed_run import trained
+from tests.pipelines.trainings import trained
 from tests.processes import run_workers
 from tests.training.retriever_run import SETTINGS, recipe_of, train, train_every_kind, weights_of, write_given
 from tests.training.tiny_labels import label
