@@ -20,7 +20,7 @@ from coseek.labels.label_folder import LabelFolder
 from coseek.models.laptop import check_shape
 from coseek.models.model_folder import missing, model_path, of_another_kind, shipped_models
 from coseek.models.new_tokens import new_tags
-from coseek.pipelines.agent_recipe import ENCODER, RULES, AgentRecipe, DataSettings, load_recipe, recipe_source
+from coseek.pipelines.agent_recipe import RULES, AgentRecipe, DataSettings, load_recipe, recipe_source
 from coseek.pipelines.data_folder import check_data_folder, missing_splits
 from coseek.pipelines.stages import select_settings, stages_of
 from coseek.retrieval.factory import OpenContext, require_library
@@ -41,17 +41,30 @@ SPLITS = ("train", "dev", "test")
 """The splits of a world, and the settings that name one."""
 
 
+Kind = Literal["corpus", "questions", "data", "ids", "index", "run", "model", "tokenizer", "encoder", "world"]
+HELD: dict[Kind, list[str]] = {
+    "corpus": ["corpus.jsonl"], "questions": ["questions.*.jsonl"], "index": ["index.json"], "run": ["run.yaml"],
+    "model": ["config.json", "*.safetensors|*.bin"], "tokenizer": ["*.json"], "encoder": ["*.json"],
+}  # fmt: skip
+"""What a folder of a kind holds, by patterns; `|` separates alternatives. The files of splits have paths of their own.
+"""
+
+
 class RecipePath(NamedTuple):
     """A path that a recipe names."""
 
     setting: str
     path: Path
-    kind: Literal["data", "questions", "ids", "index", "model", "run"]  # questions: its corpus is not needed
+    kind: Kind
+
+    @property
+    def is_model(self) -> bool:
+        return self.kind in ("model", "tokenizer", "encoder")
 
     @property
     def shipped(self) -> list[str]:
         """The shipped models that the setting may name."""
-        return shipped_models("encoder" if self.setting == ENCODER else "policy") if self.kind == "model" else []
+        return shipped_models("encoder" if self.kind == "encoder" else "policy")
 
 
 def checked_recipe(name: str, overrides: Sequence[str] = ()) -> AgentRecipe:
@@ -214,7 +227,7 @@ def how_to_make(model: Path) -> str:
 
 def _check_path(entry: RecipePath) -> None:
     """Refuse a missing path, or a folder of another kind."""
-    if not entry.path.exists() and entry.kind == "model":
+    if not entry.path.exists() and entry.is_model:
         raise DataError(missing("", entry.path, entry.setting, entry.shipped) + how_to_make(entry.path))
     if problem := problem_of(entry):
         makeable = entry.setting in ("data.folder", "data.index")
@@ -224,23 +237,14 @@ def _check_path(entry: RecipePath) -> None:
 
 def problem_of(entry: RecipePath) -> str:
     """The problem with a path; empty if there is none."""
-    path, is_model = entry.path, entry.kind == "model"
+    path, held = entry.path, HELD.get(entry.kind, [])
     if not path.exists():
-        return missing("", path, known=entry.shipped) if is_model else f"there is no {path}"
-    if is_model and entry.setting != ENCODER and (problem := of_another_kind(path)):
+        return missing("", path, known=entry.shipped) if entry.is_model else f"there is no {path}"
+    if entry.kind in ("model", "tokenizer") and (problem := of_another_kind(path)):
         return problem
-    # A folder must hold a file of each item; `|` separates alternatives. The files of splits have their own entries.
-    patterns = {"questions": ["questions.*.jsonl"], "data": [], "index": ["index.json"], "run": ["run.yaml"]}
-    required = patterns.get(entry.kind, ["config.json", "*.safetensors|*.bin"])
-    if entry.setting == "data.folder" and entry.kind == "data":
-        required = ["corpus.jsonl"]
-    elif entry.setting in (ENCODER, "graders.generator.counted_by"):
-        required = ["*.json"]
-    elif entry.setting == "graders.judge.model" and is_world(path):
-        required = []
-    is_present = {item: any(any(path.glob(pattern)) for pattern in item.split("|")) for item in required}
-    lacking = [item.partition("|")[0] for item in required if not is_present[item]]
-    return f"{path} holds no {' and no '.join(lacking)}" if path.is_dir() and lacking else ""
+    lacking = [item for item in held if not any(any(path.glob(pattern)) for pattern in item.split("|"))]
+    names = " and no ".join(item.partition("|")[0] for item in lacking)
+    return f"{path} holds no {names}" if path.is_dir() and lacking else ""
 
 
 def taught_protocols(recipe: AgentRecipe) -> list[Protocol]:
@@ -300,17 +304,18 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     """Every local path that a recipe names, without URLs."""
     data, engine = recipe.data, recipe.data.training_retriever or {}
     encoder = data.retriever_settings.get("encoder")
-    has_shipped_encoder = isinstance(encoder, str) and is_shipped(encoder)
+    if data.index or (isinstance(encoder, str) and is_shipped(encoder)):
+        encoder = None
     policy, warm = recipe.policy, recipe.warm_start
     reads_corpus = data.index is None or policy.folder is None
     reads_corpus |= warm is not None and (warm.demonstrator != "runs" or policy.add_word_tokens > 0)
-    settings: list[tuple[str, object, Literal["data", "questions", "ids", "index", "model"]]] = [
-        ("data.folder", data.folder, "data" if reads_corpus else "questions"),
+    settings: list[tuple[str, object, Kind]] = [
+        ("data.folder", data.folder, "corpus" if reads_corpus else "questions"),
         ("data.index", data.index, "index"),
         ("data.training_retriever.over", engine.get("over"), "index"),
         ("data.training_retriever.model", engine.get("model"), "model"),
         ("data.training_retriever.questions", engine.get("questions"), "data"),
-        (ENCODER, None if data.index or has_shipped_encoder else encoder, "model"),
+        ("data.retriever_settings.encoder", encoder, "encoder"),
         ("table.select.ids", recipe.table.select.ids, "ids"),
         *((f"{name}.ids", choice.ids, "ids") for name, choice in select_settings(recipe).items()),
         ("policy.folder", policy.folder, "model"),
@@ -319,13 +324,13 @@ def paths_of(recipe: AgentRecipe) -> Iterator[RecipePath]:
     settings += [("table.answer_with", name, "model") for name in recipe.table.answer_with]
     if (generator := recipe.graders.generator) is not None:
         settings.append(("graders.generator.model", generator.model, "model"))
-        settings.append(("graders.generator.counted_by", generator.counted_by, "model"))
+        settings.append(("graders.generator.counted_by", generator.counted_by, "tokenizer"))
     if (judge := recipe.graders.judge) is not None and judge.model != ORACLE:
-        settings.append(("graders.judge.model", judge.model, "model"))
-    for setting, name, holds in settings:
+        settings.append(("graders.judge.model", judge.model, "world" if is_world(Path(judge.model)) else "model"))
+    for setting, name, kind in settings:
         if isinstance(name, str) and not (is_url(name) or is_function(name)):
-            is_policy = holds == "model" and setting != ENCODER
-            yield RecipePath(setting, model_path(name) if is_policy else Path(name).expanduser(), holds)
+            path = model_path(name) if kind in ("model", "tokenizer") else Path(name).expanduser()
+            yield RecipePath(setting, path, kind)
     for run in warm.runs if warm else ():
         yield RecipePath("warm_start.runs", Path(run), "run")
     if data.folder is not None and (folder := Path(data.folder)).is_dir():

@@ -48,7 +48,6 @@ RULES = "rules"
 PLAIN: JsonObject = {"prompt_template": "default", "warm_start": None}
 """The recipe without a name, for a model that follows instructions: the default of `AgentTrainer(model, …)`."""
 RECIPES = Path(__file__).parent.parent / "recipes"
-ENCODER = "data.retriever_settings.encoder"
 STAGED = ("about", "learn", "limits", "reward", "rejection", "rl", "select")
 """Settings that a stage may replace."""
 TAKEN = ("start", "warm", "trained", "baseline")

@@ -33,7 +33,7 @@ from coseek.models.pretrained import check_weights, save_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
 from coseek.pipelines.agent_check import SPLITS, RecipePath, check_settings, paths_of, problem_of
-from coseek.pipelines.agent_recipe import ENCODER, STAGED, AgentRecipe
+from coseek.pipelines.agent_recipe import STAGED, AgentRecipe
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import policy_warnings, texts_in
 from coseek.pipelines.estimate import (
@@ -110,7 +110,7 @@ def dry_run(recipe: AgentRecipe, folder: Path | None = None) -> DryRun:
         if recipe.data.folder is not None and not any(problem for _, problem in paths):
             mistakes = ErrorList()  # the training prepares its data in the same way
             mistakes.collect(make_data, recipe.data, scratch / "data", lambda _: None)
-            entry = RecipePath("data.folder", Path(recipe.data.folder), "data")
+            entry = RecipePath("data.folder", Path(recipe.data.folder), "corpus")
             paths.append((entry, " | ".join(mistakes.sentences)))
         steps = rehearse(recipe, shape, folder or scratch)
     warnings, machine = policy_warnings(recipe), recipe.machine
@@ -180,7 +180,7 @@ def _stage(
 def _lacking_weights(entry: RecipePath) -> str:
     """Which weights of a language model or an encoder are missing; empty if none."""
     try:
-        if entry.setting == ENCODER:
+        if entry.kind == "encoder":
             load_encoder(encoder_folder(str(entry.path)), Placement(device="cpu"), "float32")
         elif entry.setting in LANGUAGE_MODELS and (entry.path / "config.json").is_file():
             check_weights(entry.path)
