@@ -29,17 +29,18 @@ def type_in(capsys: pytest.CaptureFixture[str], *words: object) -> Outcome:
     return Outcome(main([str(word) for word in words]), *capsys.readouterr())
 
 
-def town(folder: Path) -> None:
-    """A world's passages as Markdown files, as somebody might keep them."""
-    folder.mkdir()
+def succeed(capsys: pytest.CaptureFixture[str], *words: object) -> Outcome:
+    outcome = type_in(capsys, *words)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def asked_town(capsys: pytest.CaptureFixture[str]) -> None:
+    """`town`: a world's passages, imported from Markdown files, with a question that somebody asked."""
+    Path("notes").mkdir()
     for number, passage in enumerate(make_world(WorldSettings(size="tiny", train=0, dev=0, test=0)).corpus):
-        (folder / f"{number:03}.md").write_text(f"# {passage.title}\n\n{passage.text}\n", encoding="utf-8")
-
-
-def asked_town(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`town`, the data set of these files, with a question that somebody asked."""
-    town(folder / "notes")
-    assert type_in(capsys, "data", "import", "documents", "notes", "--out", "town").code == 0
+        Path(f"notes/{number:03}.md").write_text(f"# {passage.title}\n\n{passage.text}\n", encoding="utf-8")
+    succeed(capsys, "data", "import", "documents", "notes", "--out", "town")
     passage = next(row for _, row in read_jsonl(Path("town/corpus.jsonl")))
     mine = {"id": "mine", "question": f"What is {passage['title']}?", "answers": ["x"], "gold_ids": [passage["id"]]}
     Path("town/questions.asked.jsonl").write_text(json.dumps(mine) + "\n")
@@ -50,17 +51,16 @@ def test_documents_that_give_no_questions_train_a_retriever_by_their_headings_an
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = make_encoder(tmp_path / "tiny")
-    assert type_in(capsys, "data", "import", "documents", ROOT / "docs" / "how-to", "--out", "pages").code == 0
-    done = type_in(
+    succeed(capsys, "data", "import", "documents", ROOT / "docs" / "how-to", "--out", "pages")
+    done = succeed(
         capsys, "train", "retriever", "documents", "data.folder=pages", f"encoder={encoder}", *QUICK, "--out", "out"
     )
-    assert done.code == 0, done.err
     assert "headings and sentences" in done.err and "coseek ask" in done.out
     table = json.loads(Path("out/table.json").read_text())
     assert set(table["searchers"]) == {"BM25", "before", "trained", "BM25 + trained"} and table["questions"] == {}
     assert "Verdict: " in Path("out/table.md").read_text()
-    outcome = type_in(capsys, "search", "out/hybrid.yaml", "how do I train a retriever", "--json")
-    assert outcome.code == 0 and len(json.loads(outcome.out)[0]["hits"]) == 5
+    outcome = succeed(capsys, "search", "out/hybrid.yaml", "how do I train a retriever", "--json")
+    assert len(json.loads(outcome.out)[0]["hits"]) == 5
 
 
 @pytest.mark.slow
@@ -68,13 +68,12 @@ def test_documents_are_asked_what_they_say_and_what_people_asked_is_measured_bes
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = make_encoder(tmp_path / "tiny")
-    asked_town(tmp_path, capsys)
+    asked_town(capsys)
     command = (
         "train", "retriever", "documents", "data.folder=town", "data.synthesis.count=40", f"encoder={encoder}", *QUICK,
         "--out", "out",
     )  # fmt: skip
-    done = type_in(capsys, *command)
-    assert done.code == 0, done.err
+    done = succeed(capsys, *command)
     assert "made from its passages" in done.err
     page = Path("out/table.md").read_text()
     for name in ("Questions: test", "Questions: own-asked", "Held-out turns", "BM25 + trained", "rules over BM25"):
@@ -83,8 +82,8 @@ def test_documents_are_asked_what_they_say_and_what_people_asked_is_measured_bes
     runs = {summary["run"]: summary["metrics"]["recall@5"]["mean"] for summary in tables["own-asked"]["summaries"]}
     assert runs["BM25"] == 1.0, "the title stands in the question"
     weights = Path("out/encoder/model.safetensors").read_bytes()
-    again = type_in(capsys, *command, "--resume")
-    assert again.code == 0 and Path("out/encoder/model.safetensors").read_bytes() == weights
+    succeed(capsys, *command, "--resume")
+    assert Path("out/encoder/model.safetensors").read_bytes() == weights
     assert Path("out/table.md").read_text() == page
 
 
@@ -99,21 +98,20 @@ AGENT = (
 def test_an_agent_is_trained_from_the_shipped_base_on_questions_made_of_the_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked_town(tmp_path, capsys)
+    asked_town(capsys)
     shown = "warm_start.demonstrator=expert"  # who follows the paths of made questions
     command = (
         "train", "agent", "documents", "data.folder=town", "data.synthesis.count=40", shown, *AGENT, "--out", "out"
     )  # fmt: skip
-    done = type_in(capsys, *command)
-    assert done.code == 0, done.err
+    done = succeed(capsys, *command)
     assert "made from its passages" in done.err
     assert Path("out/data/questions.train.jsonl").exists() and not Path("town/questions.train.jsonl").exists()
     page = Path("out/table.md").read_text()
     assert "| recall | dev | test | own-asked |" in page
     assert all(f"| {row} |" in page for row in ("before", "after", "rules"))
-    again = type_in(capsys, *command, "--resume")
-    assert again.code == 0 and Path("out/table.md").read_text() == page
-    assert type_in(capsys, "ask", "Who?", "--agent", "out/policy/trained", "--retriever", "out/data.index").code == 0
+    succeed(capsys, *command, "--resume")
+    assert Path("out/table.md").read_text() == page
+    succeed(capsys, "ask", "Who?", "--agent", "out/policy/trained", "--retriever", "out/data.index")
 
 
 @pytest.mark.slow
@@ -121,13 +119,12 @@ def test_agent_and_retriever_are_trained_together_on_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     encoder = make_encoder(tmp_path / "tiny")
-    asked_town(tmp_path, capsys)
-    done = type_in(
+    asked_town(capsys)
+    succeed(
         capsys, "train", "together", "documents", "data.folder=town", "data.synthesis.count=40", "rounds=1",
         *(f"agent.{pair}" for pair in AGENT), "agent.protocol=s3", f"start={encoder}", "start.index={view: query}",
         "labels.questions=4", "retriever.training.steps=1", "stop=null", "pairs={questions: 2}", "--out", "out",
     )  # fmt: skip
-    assert done.code == 0, done.err
     assert len(list(read_jsonl(Path("out/round-1/labels/labels.jsonl")))) >= 4
     assert Path("out/round-1/retriever/encoder/model.safetensors").exists() and Path("out/table.md").exists()
 
