@@ -32,7 +32,7 @@ from coseek.models.model_folder import Shape, library_reads, model_path
 from coseek.models.pretrained import check_weights, save_model
 from coseek.models.tokenizer import HfTokenizer, train_tokenizer
 from coseek.pipelines.agent import AgentTraining
-from coseek.pipelines.agent_check import SPLITS, RecipePath, check_settings, paths_of, problem_of
+from coseek.pipelines.agent_check import RecipePath, check_settings, paths_of, problem_of
 from coseek.pipelines.agent_recipe import STAGED, AgentRecipe
 from coseek.pipelines.data_folder import make_data
 from coseek.pipelines.demonstrations import policy_warnings, texts_in
@@ -53,7 +53,6 @@ from coseek.retrieval.vectors.encoder import encoder_folder, load_encoder
 from coseek.rewards.reward import Reward, RewardFault, make_reward
 from coseek.training.learner.workers import ALONE
 from coseek.training.rl.backend import trains_here
-from coseek.training.rl.settings import RolloutSettings
 
 WORLD = WorldGroup(size="tiny", train=12, dev=4, test=4)
 """The world of the small step."""
@@ -274,7 +273,8 @@ def _small_config(config: PretrainedConfig, shape: Shape, tokenizer: HfTokenizer
 
 
 def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
-    """The recipe with one small step a stage, in a tiny world, with the small model in place of every model."""
+    """The recipe with one small step a stage, in a tiny world, with the small model in place of every model. Settings
+    that have no part in the step are left out: data, servers, trackers, and all of the table but its dev questions."""
     engine = dict(recipe.data.training_retriever or {})
     kind = str(engine.get("retriever"))
     if kind in ("noisy", "gold"):
@@ -284,40 +284,30 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
     elif not is_plugin_path(kind):  # its models and servers are not asked
         engine = {}
     is_local = all(trains_here(stage.recipe.rl) for stage in stages_of(recipe, Path()))
-    graders, reader = recipe.graders, {"model": model, "prompt": "generator"}
     rows: JsonObject = {"micro_batch_tokens": 4096}
+    reader: JsonObject = {"model": model, "prompt": "generator", "max_answer_tokens": 8, "counted_by": None}
     budgets = [(name, maximum, cast("int | None", getattr(recipe.limits, name))) for name, maximum in BUDGETS.items()]
     sft: JsonObject = {
         "steps": 1, "tokens_per_step": 512, "repeat_steps": 0, "varied_steps": 0, "rounds": 1, "gate": None,
     }  # fmt: skip
     small: JsonObject = {
-        "data": {
-            "world": dump_settings(WORLD), "folder": None, "unseen": None, "index": None, "view": None,
-            "retriever": "bm25", "retriever_settings": {}, "training_retriever": cast(Json, engine) or None,
-            **{split: split for split in SPLITS},
-        },
+        "data": {"world": dump_settings(WORLD), "training_retriever": cast(Json, engine) or None},
         "limits": {name: value if value is None else min(maximum, value) for name, maximum, value in budgets},
         "policy": {"folder": model},
-        "chat_template": "auto",  # the small tokenizer has none
         "rl": {
             "steps": 1, "questions_per_step": 2, "group_size": min(2, recipe.rl.group_size), "evaluate_every": 0,
             "tree_roots": recipe.rl.tree_roots and 1, "policy": rows, "critic": rows,
             **({} if is_local else {"backend": "local", "backend_settings": {}}),
         },
-        "rollout": dump_settings(RolloutSettings()), "track": [],
         "rejection": {"samples": 1, "at_least": -1e9, "sft": sft},
         "select": {**dump_settings(EVERY), "most": 4},
         "graders": {
-            **({"generator": {**reader, "max_answer_tokens": 8, "counted_by": None}} if graders.generator else {}),
-            **({"judge": {"model": ORACLE}} if graders.judge else {}),
+            **({"generator": reader} if recipe.graders.generator else {}),
+            **({"judge": {"model": ORACLE}} if recipe.graders.judge else {}),
             "baseline": {"folder": None},
         },
         "concurrency": 8,
-        "table": {
-            "questions": 2, "per_set": None, "dev_questions": 2, "dev_per_set": None, "baselines": [],
-            "baseline_model": None, "select": dump_settings(EVERY),
-            "answer_with": [model] if recipe.table.answer_with else [],
-        },
+        "table": {"dev_questions": 2, "rag_passages": recipe.table.rag_passages},
     }  # fmt: skip
     if recipe.warm_start is not None:
         few = dump_settings(WORLD.model_copy(update={"train": 8, "dev": 0, "test": 0}))
@@ -328,4 +318,6 @@ def small_recipe(recipe: AgentRecipe, model: str) -> AgentRecipe:
         }  # fmt: skip
     of_stage: JsonObject = {group: small[group] for group in STAGED if group in small}
     small["stages"] = dict.fromkeys(recipe.stages, of_stage)
-    return make_settings(AgentRecipe, merge_settings(AgentRecipe, dump_settings(recipe), small))
+    left_out = ("data", "chat_template", "rollout", "track", "table")  # the small tokenizer has no chat template
+    kept = {name: value for name, value in dump_settings(recipe).items() if name not in left_out}
+    return make_settings(AgentRecipe, merge_settings(AgentRecipe, kept, small))
