@@ -81,6 +81,7 @@ def train(recipe: TogetherRecipe, folder: Path, resume: bool, progress: Progress
 
 def outcome(folder: Path) -> dict[str, str]:
     """Path → digest of the tables, weights, vectors, labels and metrics that a run left behind."""
-    patterns = ("policy/*/model.safetensors", "encoder/model.safetensors", "vectors*/*", "labels.jsonl", "metrics.jsonl")
-    found = [*folder.glob("table.*"), *(path for name in patterns for path in folder.glob(f"round-*/**/{name}"))]
+    weights = ("policy/*/model.safetensors", "encoder/model.safetensors")
+    names = (*weights, "vectors*/*", "labels.jsonl", "metrics.jsonl")
+    found = [*folder.glob("table.*"), *(path for name in names for path in folder.glob(f"round-*/**/{name}"))]
     return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in found if path.is_file()}

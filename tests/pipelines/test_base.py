@@ -12,7 +12,7 @@ from tests.scripted import Scripted, generator
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.fingerprint import file_digest
-from coseek.core.settings import dump_settings, make_settings
+from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus
 from coseek.graders.factory import open_generator
 from coseek.graders.generator import GeneratorSettings
@@ -45,16 +45,6 @@ def tiny() -> BaseRecipe:
     return make_settings(BaseRecipe, TINY)
 
 
-def test_a_base_model_is_measured_where_it_never_learnt() -> None:
-    recipe = BaseRecipe()
-    assert recipe.held_out.lexicon == "held-out" and recipe.tasks.world.lexicon == "drawn"
-    assert recipe.held_out.train == recipe.laptop_world.train == 0
-    assert recipe.tasks.world.dev == recipe.tasks.world.test == 0
-    assert make_settings(BaseRecipe, dump_settings(recipe)) == recipe
-    with pytest.raises(SettingError, match="did you mean 'tokenizer_worlds'"):
-        make_settings(BaseRecipe, {"tokeniser_worlds": 3})
-
-
 @pytest.mark.parametrize(
     ("settings", "start", "says"),
     [
@@ -74,8 +64,9 @@ def test_what_is_not_there_is_named_before_anything_is_written(
     assert not (tmp_path / "b/recipe.yaml").exists()
 
 
-def test_no_world_of_training_has_the_seed_of_the_measured_one() -> None:
+def test_a_base_model_is_measured_where_it_never_learnt() -> None:
     recipe = BaseRecipe()
+    assert recipe.held_out.lexicon == "held-out" and recipe.tasks.world.lexicon == "drawn"
     tasks = BaseTasks(recipe.tasks, 0, ByteTokenizer(), 256, generator(Scripted(str), prompt="generator-laptop"))
     assert recipe.held_out.seed not in {tasks.world_seed(number) for number in range(recipe.tasks.worlds + LIVE_WORLDS)}
 

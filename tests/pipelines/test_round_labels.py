@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -130,21 +131,6 @@ def test_what_a_method_asks_for_when_it_is_opened_it_says_beforehand(tmp_path: P
     assert (terms.scorer, terms.likelihood) == ("--scorer" in message, "--likelihood" in message)
 
 
-SERVER = """
-import http.server, os, sys
-port, folder = int(sys.argv[1]), sys.argv[2]
-open(f"{folder}/pids", "a").write(f"{os.getpid()}\\n")
-
-class Models(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-http.server.HTTPServer(("127.0.0.1", port), Models).serve_forever()
-"""
-
-
 @pytest.fixture
 def address() -> str:
     with socket.socket() as free:
@@ -153,8 +139,10 @@ def address() -> str:
 
 
 def command(folder: Path, address: str) -> str:
-    (folder / "server.py").write_text(SERVER)
-    return f"{sys.executable} -S {folder / 'server.py'} {address.rpartition(':')[2]} {folder}"
+    """A server of files, of which one is the list of its models."""
+    (folder / "v1").mkdir(exist_ok=True)
+    (folder / "v1" / "models").write_text("{}")
+    return f"{sys.executable} -S -m http.server {address.rpartition(':')[2]} --bind 127.0.0.1 --directory {folder}"
 
 
 def ask(training: CoTrainingPaths, number: int) -> None:
@@ -175,9 +163,8 @@ def work(folder: Path, address: str) -> None:
 def test_two_workers_ask_one_scorer_which_ends_after_the_labels(tmp_path: Path, address: str) -> None:
     run_workers(2, work, tmp_path, address)
     assert sorted(path.name for path in tmp_path.glob("asked-*")) == ["asked-0", "asked-1"]
-    [pid] = (tmp_path / "pids").read_text().split()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+    with pytest.raises(URLError):
+        urlopen(address)
 
 
 def test_a_scorer_that_does_not_start_says_why(tmp_path: Path, address: str) -> None:
