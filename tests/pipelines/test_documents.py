@@ -41,8 +41,8 @@ def asked_town(capsys: pytest.CaptureFixture[str]) -> None:
     for number, passage in enumerate(make_world(WorldSettings(size="tiny", train=0, dev=0, test=0)).corpus):
         Path(f"notes/{number:03}.md").write_text(f"# {passage.title}\n\n{passage.text}\n", encoding="utf-8")
     succeed(capsys, "data", "import", "documents", "notes", "--out", "town")
-    passage = next(row for _, row in read_jsonl(Path("town/corpus.jsonl")))
-    mine = {"id": "mine", "question": f"What is {passage['title']}?", "answers": ["x"], "gold_ids": [passage["id"]]}
+    first = next(row for _, row in read_jsonl(Path("town/corpus.jsonl")))
+    mine = {"id": "mine", "question": f"What is {first['title']}?", "answers": ["x"], "gold_ids": [first["id"]]}
     Path("town/questions.asked.jsonl").write_text(json.dumps(mine) + "\n")
 
 
