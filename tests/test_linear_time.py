@@ -23,8 +23,8 @@ from coseek.data.documents.document import decoded_text, paragraphs, split
 from coseek.data.documents.readers import kind_of
 from coseek.data.passage import Passage
 from coseek.graders.generator import ContextBudget
+from coseek.graders.relevance import sure
 from coseek.graders.structured_output import read_lines, read_scores
-from coseek.graders.sub_answer import sure
 from coseek.models.judge_text import read_verdict
 from coseek.models.tokenizer import ByteTokenizer
 from coseek.retrieval.lexical.analyzer import words

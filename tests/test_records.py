@@ -21,8 +21,7 @@ from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question, Step
 from coseek.data.token_data import TokenData
 from coseek.data.trajectory import Author, Call, Search, Segment, StopReason, Trajectory, Visit
-from coseek.graders.relevance import Rating
-from coseek.graders.sub_answer import SubAnswers
+from coseek.graders.relevance import Rating, SubAnswers
 from coseek.labels.answer_likelihood import AnswerLikelihoods
 from coseek.labels.label_folder import Score
 from coseek.labels.label_set import Candidate, DroppedTurn, LabelSet

@@ -16,6 +16,7 @@ from coseek.data.question import Question
 from coseek.graders.generator import Generator, GeneratorPrompt, GeneratorSettings
 from coseek.graders.judge import Claim
 from coseek.graders.ranker import read_order
+from coseek.graders.relevance import sure
 from coseek.graders.structured_output import (
     CallCounts,
     Form,
@@ -26,7 +27,6 @@ from coseek.graders.structured_output import (
     read_lines,
     read_scores,
 )
-from coseek.graders.sub_answer import sure
 from coseek.lab.synthesis.proposals import read_proposals
 from coseek.models.judge_text import read_verdict
 from coseek.models.text_model import CutText

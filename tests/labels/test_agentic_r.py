@@ -19,8 +19,8 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
 from coseek.data.passage import Hit, Passage
 from coseek.data.trajectory import PAGE, RETRY, StopReason
+from coseek.graders.relevance import SubAnswerModel, load_sub_answer_prompt
 from coseek.graders.structured_output import CallCounts
-from coseek.graders.sub_answer import SubAnswerModel, load_sub_answer_prompt
 from coseek.labels.answer_correctness import Ties
 from coseek.labels.label_folder import LabelFolder
 from coseek.labels.label_set import LabelSet, pick_negatives

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from coseek.core.files import Json
-from coseek.core.prompt_file import PromptFile, fill_template, load_prompt, one_line
+from coseek.core.prompt_file import PromptFile, fill_template, load_prompt
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.data.passage import Passage
 from coseek.data.question import Question, has_plan, plan_of
 from coseek.graders.generator import PROMPTS
-from coseek.graders.structured_output import CallCounts, OutputRequest, Unreadable, ask_with_retry
+from coseek.graders.structured_output import CallCounts, OutputRequest, Unreadable, ask_with_retry, neutral_line
 from coseek.measure.reasoning import ReasoningClaims
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import TextModel
 from coseek.models.written import without_reasoning
-from coseek.retrieval.llm import neutralise_numbers
 
 T = TypeVar("T")
 MAX_TOKENS = 2048
@@ -143,31 +142,28 @@ class ReasoningReader:
         return [output.value for output in ask_with_retry(self.model, requests, MAX_TOKENS, self.tally)]
 
     def _clues_prompt(self, run: ReasonedRun) -> str:
-        lines = _numbered(self.clues.reasoning, map(self._excerpt, run.reasonings))
-        return fill_template(self.clues.prompt, question=_neutral(run.question.question), reasonings=lines)
+        lines = _numbered(self.clues.reasoning, map(_excerpt, run.reasonings))
+        return fill_template(self.clues.prompt, question=neutral_line(run.question.question), reasonings=lines)
 
     def _assign_prompt(self, clues: Sequence[str], text: str) -> str:
-        lines = _numbered(self.clues.clue, map(_neutral, clues))
-        return fill_template(self.clues.assign, clues=lines, text=self._excerpt(text))
+        lines = _numbered(self.clues.clue, map(neutral_line, clues))
+        return fill_template(self.clues.assign, clues=lines, text=_excerpt(text))
 
     def _hops_prompt(self, run: ReasonedRun) -> str:
         evidence = "".join(
-            fill_template(self.claims.passage, title=_neutral(passage.title), text=self._excerpt(passage.text))
+            fill_template(self.claims.passage, title=neutral_line(passage.title), text=_excerpt(passage.text))
             for passage in run.evidence
         )
-        answers, question = " | ".join(map(_neutral, run.question.answers)), _neutral(run.question.question)
+        answers, question = " | ".join(map(neutral_line, run.question.answers)), neutral_line(run.question.question)
         return fill_template(self.claims.hops, question=question, answers=answers, evidence=evidence.rstrip())
 
     def _claims_prompt(self, run: ReasonedRun, hops: Sequence[str], text: str) -> str:
-        lines, question = _numbered(self.claims.hop, map(_neutral, hops)), _neutral(run.question.question)
-        return fill_template(self.claims.prompt, question=question, hops=lines, text=self._excerpt(text))
-
-    def _excerpt(self, text: str) -> str:
-        return neutralise_numbers(one_line(text, MAX_WORDS))
+        lines, question = _numbered(self.claims.hop, map(neutral_line, hops)), neutral_line(run.question.question)
+        return fill_template(self.claims.prompt, question=question, hops=lines, text=_excerpt(text))
 
 
-def _neutral(text: str) -> str:
-    return neutralise_numbers(one_line(text))
+def _excerpt(text: str) -> str:
+    return neutral_line(text, MAX_WORDS)
 
 
 def _numbered(template: str, texts: Iterable[str]) -> str:

@@ -11,12 +11,13 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from coseek.core.files import JsonObject
 from coseek.core.fingerprint import digest_of
-from coseek.core.prompt_file import PromptFile
+from coseek.core.prompt_file import PromptFile, one_line
 from coseek.core.strict_json import InvalidJson, parse_lenient
 from coseek.graders.generator import fault_of
 from coseek.models.judge_text import unfenced
 from coseek.models.text_model import CachedTextModel, CutText, LocalTextModel, TextModel, generate_each, whole_words
 from coseek.models.written import visible_after
+from coseek.retrieval.llm import neutralise_numbers
 
 T = TypeVar("T")
 P = TypeVar("P", bound=PromptFile)
@@ -49,6 +50,11 @@ class CallCounts:
     def faults(self) -> Mapping[str, int]:
         """Faults by part."""
         return {name.removeprefix(FAULT): count for name, count in self.counts.items() if name.startswith(FAULT)}
+
+
+def neutral_line(text: str, max_words: int | None = None) -> str:
+    """At most `max_words` words of a text from outside, on one line, with its numbers in brackets neutralised."""
+    return neutralise_numbers(one_line(text, max_words))
 
 
 class Grader(Protocol):

@@ -36,9 +36,11 @@ from coseek.graders.relevance import (
     ModelRelevance,
     Rating,
     RelevanceScorer,
+    SubAnswerModel,
+    SubAnswers,
     load_relevance_prompt,
+    load_sub_answer_prompt,
 )
-from coseek.graders.sub_answer import SubAnswerModel, SubAnswers, load_sub_answer_prompt
 from coseek.labels.answer_correctness import GAC, Correctness, Feed, PositiveChoice, Ties, TurnCorrectness
 from coseek.labels.label_folder import ScoreCache
 from coseek.labels.label_set import Candidate, Candidates, DroppedTurn, find_candidates, label_sets, not_equal_to
