@@ -76,13 +76,13 @@ def true_value(run: Trajectory, turn: int) -> float:
 
 
 def test_the_values_of_turns_are_those_of_a_known_policy(coin: Agent, runs: list[Trajectory], tmp_path: Path) -> None:
-    ruler = Ruler(coin, "coin", SHELF, LIMITS, 200, tmp_path)
+    ruler = Ruler(coin, "coin", SHELF, LIMITS, 100, tmp_path)
     values, _, _ = values_of(runs, ruler.measure(runs))
     assert values.keys() == {(run.question.id, run.seed, turn) for run in runs for turn in (1, 2)}
     truth = {(run.question.id, run.seed, turn): true_value(run, turn) for run in runs for turn in (1, 2)}
     for kind in {round(value, 3) for value in truth.values()}:  # every kind of turn, over the runs that made it
         alike = [values[key] - truth[key] for key in truth if round(truth[key], 3) == kind]
-        assert abs(float(np.mean(alike))) < 4 * (0.5 / 200 / len(alike)) ** 0.5, kind
+        assert abs(float(np.mean(alike))) < 4 * (0.5 / 100 / len(alike)) ** 0.5, kind
     best = score_signal(values, truth, decisive=0.15)
     assert best.auc is not None and best.auc.mean > 0.95 and best.correlation is not None
     assert best.correlation.mean > 0.9
