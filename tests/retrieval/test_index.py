@@ -162,7 +162,7 @@ def saved(passages: list[Passage], path: Path) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(before=CORPORA, after=CORPORA, title_weight=st.integers(0, 2))
 def test_an_updated_bm25_index_has_the_bytes_of_a_rebuilt_one(
     before: list[Passage], after: list[Passage], title_weight: int, tmp_path_factory: pytest.TempPathFactory

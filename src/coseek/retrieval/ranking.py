@@ -57,13 +57,13 @@ def weighted_fusion(
     lists: Sequence[Mapping[str, float]],
     weights: Sequence[float],
     scale: Scale,
-    max_hits: int = 0,
-    absent: Sequence[float | None] | None = None,
+    max_hits: int,
+    absent: Sequence[float | None],
 ) -> dict[str, float]:
     """Score of each id: Σ over lists of weight · scaled score. A list without the id contributes 0. `max_hits` and
     `absent`, one value per list, are those of `scaled`. Sorted best first; ties keep the order of first occurrence."""
     scores: dict[str, float] = {}
-    for ranked, weight, absent_score in zip(lists, weights, absent or [None] * len(lists), strict=True):
+    for ranked, weight, absent_score in zip(lists, weights, absent, strict=True):
         for ident, score in zip(ranked, scaled(list(ranked.values()), scale, max_hits, absent_score), strict=True):
             scores[ident] = scores.get(ident, 0.0) + weight * score
     return best_first(scores)

@@ -155,8 +155,6 @@ class Hybrid:
 
     def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
         queries = as_queries(queries, k)
-        if not queries:
-            return []
         depth = max(k, self.settings.depth)
         lists = [self._search_part(number, part, queries, depth) for number, part in enumerate(self.parts, start=1)]
         max_hits = depth if self.corpus is None else min(depth, len(self.corpus))
