@@ -15,7 +15,7 @@ from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
 from coseek.serve.agent_app import make_agent_app
 from coseek.serve.agent_service import AgentService
-from coseek.serve.running import bound
+from coseek.serve.service import bound
 from coseek.serve.settings import AgentServeSettings
 
 SHORT = Limits(max_turns=3, max_turn_tokens=24, max_observation_tokens=64, max_tokens=2000)

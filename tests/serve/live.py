@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
 
 import httpx
 
@@ -14,9 +13,8 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.limits import App, Headers, Receive, Scope, Send
-from coseek.serve.running import AnyService, Server, bound
 from coseek.serve.search_service import SearchService, make_app
+from coseek.serve.service import App, Server, Service, bound
 from coseek.serve.settings import ServeSettings
 
 CORPUS = Corpus(
@@ -73,26 +71,18 @@ def _same(retriever: Retriever) -> Retriever:
 def live(
     retrievers: Mapping[str, Retriever],
     token: str | None = None,
-    sizes: list[int] | None = None,
     **settings: float | str,
 ) -> Iterator[str]:
-    """The URL of a server in a thread, stopped at the end. `sizes` collects the bytes of each request's body."""
+    """The URL of a server in a thread, stopped at the end."""
     given = make_settings(ServeSettings, {"port": 0, "log": False, **settings})
     listening = bound(given.host, given.port)
     service = SearchService({name: partial(_same, retriever) for name, retriever in retrievers.items()}, given)
-    app = make_app(service, token)
-
-    async def measured(scope: Scope, receive: Receive, send: Send) -> None:
-        if sizes is not None and scope.get("method") == "POST":
-            sizes.append(int(dict(cast(Headers, scope["headers"]))[b"content-length"]))
-        await app(scope, receive, send)
-
-    with in_a_thread(service, measured, listening) as url:
+    with in_a_thread(service, make_app(service, token), listening) as url:
         yield url
 
 
 @contextmanager
-def in_a_thread(service: AnyService, app: App, listening: socket.socket) -> Iterator[str]:
+def in_a_thread(service: Service, app: App, listening: socket.socket) -> Iterator[str]:
     """The URL of a service in a thread, which is stopped at the end."""
     ready = threading.Event()
     service.when_open = ready.set

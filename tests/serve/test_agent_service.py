@@ -30,9 +30,9 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import QueryLike
-from coseek.serve.agent_app import PAGE
-from coseek.serve.agent_chat import details, reasoning, usage
+from coseek.serve.agent_app import PAGE, ChatRequest, details, reasoning, usage
 from coseek.serve.agent_service import examples_for
+from coseek.serve.service import parse_body
 
 
 def same(answer: dict[str, object], run: Trajectory) -> bool:
@@ -175,6 +175,11 @@ def test_a_bug_is_told_in_the_stream_and_the_service_goes_on() -> None:
 def test_a_mistake_is_one_sentence(body: bytes, status: int, sentence: str, small: str) -> None:
     got = WEB.post(f"{small}/v1/chat/completions", content=body)
     assert got.status_code == status and sentence in got.json()["error"]["message"]
+
+
+def test_a_question_that_begins_like_a_path_stays_as_it_is() -> None:
+    body = parse_body(b'{"messages": [{"role": "user", "content": "~/notes?"}]}', ChatRequest, 400, "")
+    assert body.messages[0].text == "~/notes?"
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from tests.serve.live import EchoRetriever
 from coseek.core.errors import RetrieverError
 from coseek.retrieval.query import Query
 from coseek.serve.batching import Batcher, SearchJob
-from coseek.serve.limits import RefusedRequest
-from coseek.serve.running import WorkThread
+from coseek.serve.service import RefusedRequest, WorkThread
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from coseek.data.question import Question
 from coseek.models.model import EpisodeState, Request, Tokenizer, Turn, TurnEnd
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, train_tokenizer
 from coseek.serve.model_engine import ModelEngine, TextStream
-from coseek.serve.running import WorkThread
+from coseek.serve.service import WorkThread
 
 WHOLE = "Ada 月が海を動かす 🙂 naïve <answer>é</answer>\n" * 4
 

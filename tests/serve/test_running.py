@@ -23,8 +23,8 @@ from coseek.core.files import JsonObject
 from coseek.retrieval.index import build_index
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.dense import Dense
-from coseek.serve.running import Server, bound, is_loopback, token_of
 from coseek.serve.search_service import SearchService, check_name, make_app, serve, without_secrets
+from coseek.serve.service import Server, bound, is_loopback, token_of
 from coseek.serve.settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from coseek.models.pretrained import save_model
 from coseek.models.tokenizer import HfTokenizer
-from coseek.serve.running import bound
+from coseek.serve.service import bound
 
 PYTHON = os.environ.get("COSEEK_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="make test-vllm")]

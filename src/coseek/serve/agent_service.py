@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -21,13 +22,12 @@ from coseek.data.dataset import Dataset
 from coseek.data.passage import Corpus
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, Search, Trajectory
+from coseek.models.chat import Message
 from coseek.models.model import EpisodeState, Ranking, Request
 from coseek.retrieval.index import IndexCard
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.agent_chat import QuestionInContext
-from coseek.serve.limits import RefusedRequest
 from coseek.serve.model_engine import ModelEngine, TextStream
-from coseek.serve.running import Service, WorkThread
+from coseek.serve.service import RefusedRequest, Service, WorkThread
 from coseek.serve.settings import AgentServeSettings
 
 RETRY_AFTER_S = 5
@@ -42,8 +42,18 @@ OnProgress: TypeAlias = Callable[[str, Sequence[Search]], None]
 """Called with newly written text, or with "" and newly answered searches."""
 
 
-class AgentService(Service[AgentServeSettings]):
+@dataclass(frozen=True)
+class QuestionInContext:
+    """The question, and the messages before it."""
+
+    question: str
+    earlier: tuple[Message, ...] = ()
+
+
+class AgentService(Service):
     """Serves one agent over one retriever, both opened in the engine's thread."""
+
+    settings: AgentServeSettings
 
     def __init__(
         self,

@@ -14,8 +14,7 @@ from coseek.core.errors import RetrieverError, UserError
 from coseek.data.passage import Hit
 from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.limits import RefusedRequest, print_bug
-from coseek.serve.running import WorkThread
+from coseek.serve.service import RefusedRequest, WorkThread, print_bug
 
 FOLLOW_UP = 0.25
 """Share of a search's duration for which the next search waits for new requests of the clients just answered."""

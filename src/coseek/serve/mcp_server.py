@@ -30,25 +30,25 @@ from coseek.core.text import as_written
 from coseek.data.passage import Passage
 from coseek.data.question import Question
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.limits import (
+from coseek.serve.service import (
     AccessMiddleware,
     App,
     Receive,
     RefusedRequest,
     Scope,
     Send,
+    Server,
+    bound,
     until_disconnect,
+    url_of,
     whole_body,
 )
-from coseek.serve.running import Server, bound, url_of
 from coseek.serve.settings import ListenSettings
 
 R = TypeVar("R")
 
 REMEMBERED = 10_000
 """Number of passages found last that `fetch` knows of a retriever without a local corpus."""
-MOST_WAITING = 256
-"""Number of calls that may wait; further calls fail."""
 LONGEST = 32_768
 """Maximum number of characters of a query or question."""
 MOST_BYTES = 16 * LONGEST
@@ -212,8 +212,6 @@ def bounded(app: App, settings: ListenSettings) -> App:
 
 async def _run_in_thread(call: Callable[[], R], limiter: CapacityLimiter) -> R:
     """Run a call in a thread. A `CoseekError` becomes an error of the tool. A waiting call can be cancelled."""
-    if (waiting_calls := limiter.statistics().tasks_waiting) >= MOST_WAITING:
-        raise ToolError(f"{waiting_calls} calls are waiting already; retry later")
     try:
         return await anyio.to_thread.run_sync(call, limiter=limiter)
     except CoseekError as error:

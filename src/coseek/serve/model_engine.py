@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from coseek.core.errors import ModelError
 from coseek.models.model import ForkableModel, Model, Request, ServedModel, Tokenizer, Turn
 from coseek.models.tokenizer import REPLACEMENT
-from coseek.serve.limits import print_bug
-from coseek.serve.running import WorkThread
+from coseek.serve.service import WorkThread, print_bug
 
 if TYPE_CHECKING:
     from coseek.models.sampler import Sampler

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Annotated, TypeAlias, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator, Field
 
 from coseek import __version__
 from coseek.core.errors import DataError, RetrieverError, SettingError
@@ -24,17 +25,22 @@ from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever, fields_read
 from coseek.retrieval.retrievers.remote import IDENTITY
 from coseek.serve.batching import Batcher
-from coseek.serve.limits import (
+from coseek.serve.service import (
     RECORD,
     AccessMiddleware,
     App,
     RefusedRequest,
+    RequestBody,
+    Service,
+    WorkThread,
+    new_app,
     offload,
-    parse_object,
+    parse_body,
     read_body,
+    serve_app,
+    token_of,
     until_disconnect,
 )
-from coseek.serve.running import Service, WorkThread, new_app, serve_app, token_of
 from coseek.serve.settings import ServeSettings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -98,8 +104,10 @@ class Index:
         return cls(retriever, passages, card)
 
 
-class SearchService(Service[ServeSettings]):
+class SearchService(Service):
     """Serves named retrievers, which are opened in the search thread."""
+
+    settings: ServeSettings
 
     def __init__(self, openers: Mapping[str, Callable[[], Retriever]], settings: ServeSettings) -> None:
         """`openers` maps names to functions that open the retrievers. The first is the default."""
@@ -216,26 +224,46 @@ def without_secrets(value: Json) -> Json:
 # Contract: requests to `/retrieve` and their responses, as JSON.
 
 
+Texts: TypeAlias = str | Annotated[list[str], Field(fail_fast=True)]
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class RetrieveBody(RequestBody):
+    """The fields of a request to `/retrieve`."""
+
+    queries: Texts | None = None
+    query: Texts | None = None
+    topk: Annotated[int | None, Field(ge=0), BeforeValidator(_whole)] = None
+    return_scores: bool | None = None
+    contexts: Annotated[list[dict[str, object] | None], Field(fail_fast=True)] | None = None
+
+
 def parse_request(body: bytes, limits: ServeSettings) -> RetrieveRequest:
     """Parse a request. Raises `RefusedRequest` with 400 (invalid JSON), 413 (too large) or 422 (invalid request)."""
-    example = 'the request must be an object such as {"queries": ["…"], "topk": 3, "return_scores": true}'
-    row = parse_object(body, RefusedRequest(422, example))
-    texts = _texts(row)
+    fields = parse_body(body, RetrieveBody, 422, '{"queries": ["…"], "topk": 3, "return_scores": true}')
+    given = fields.query if fields.queries is None else fields.queries
+    if given is None:
+        raise RefusedRequest(422, 'the request needs "queries", a list of strings')
+    texts = [given] if isinstance(given, str) else given
     if len(texts) > limits.max_queries:
         raise RefusedRequest(
             413, f"{len(texts)} queries in one request, and at most {limits.max_queries} are taken; split it"
         )
-    for number, text in enumerate(texts):
-        if len(text) > limits.max_query_chars:
-            raise RefusedRequest(
-                413, f"query {number} has {len(text)} characters, and at most {limits.max_query_chars} are taken"
-            )
-    scores = row.get("return_scores")
-    if scores is not None and not isinstance(scores, bool):
-        raise RefusedRequest(422, f'"return_scores" is true or false, not {_quote(scores)}')
-    queries = _with_contexts(texts, row.get("contexts"), limits)
-    flat = row.get("queries") is None and isinstance(row.get("query"), str)
-    return RetrieveRequest(tuple(queries), _topk(row.get("topk")), bool(scores), flat)
+    if (longest := max(map(len, texts), default=0)) > limits.max_query_chars:
+        raise RefusedRequest(
+            413, f"a query has {longest} characters, and at most {limits.max_query_chars} are taken; send less of it"
+        )
+    contexts = [None] * len(texts) if fields.contexts is None else fields.contexts
+    if len(contexts) != len(texts):
+        raise RefusedRequest(
+            422, f'"contexts" has one object (or null) for each query: {len(texts)} here, not {len(contexts)}'
+        )
+    queries = [_with_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
+    flat = fields.queries is None and isinstance(given, str)
+    return RetrieveRequest(tuple(queries), fields.topk or None, bool(fields.return_scores), flat)
 
 
 def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | None) -> int:
@@ -245,7 +273,7 @@ def passages_of(wanted: RetrieveRequest, limits: ServeSettings, corpus: int | No
     k = k if corpus is None else min(k, corpus)
     if k > limits.max_topk:
         raise RefusedRequest(
-            422, f'"topk" is {_quote(wanted.topk)}, and at most {limits.max_topk} passages for each query are returned'
+            422, f'"topk" is too large: at most {limits.max_topk} passages for each query are returned'
         )
     if (hits := k * len(wanted.queries)) > limits.max_hits:
         raise RefusedRequest(
@@ -264,85 +292,29 @@ def blank(query: QueryLike) -> bool:
 def answer(lists: Sequence[Sequence[Hit]], wanted: RetrieveRequest, max_bytes: int) -> bytes:
     """The body of a response: one list for each query, in order, or the only list if the response is flat. A score that
     is not finite raises `ValueError`, a longer body `RefusedRequest` (413)."""
-    bodies: list[bytes] = []
-    bytes_left = max_bytes
-    for hits in lists:
-        rows: list[JsonObject] = [document(hit) for hit in hits]
-        if wanted.scores:
-            rows = [{"document": row, "score": float(hit.score)} for row, hit in zip(rows, hits, strict=True)]
-        # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
-        bodies.append(json.dumps(rows, allow_nan=False, separators=(",", ":")).encode())
-        bytes_left -= len(bodies[-1])
-        if bytes_left < 0:
-            raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
-    if wanted.flat:
-        return b"".join((b'{"result":', bodies[0], b"}"))
-    pieces = [piece for body in bodies for piece in (b",", body)][1:]
-    return b"".join((b'{"result":[', *pieces, b"]}"))
+    rows: list[Json] = [[_row(hit, wanted.scores) for hit in hits] for hits in lists]
+    # ASCII: escapes can hold the half surrogates of broken passages, which UTF-8 cannot.
+    body = json.dumps({"result": rows[0] if wanted.flat else rows}, allow_nan=False, separators=(",", ":")).encode()
+    if len(body) > max_bytes:
+        raise RefusedRequest(413, f"the answer has more than {max_bytes} bytes; split the request")
+    return body
 
 
-def document(hit: Hit) -> JsonObject:
+def _row(hit: Hit, with_score: bool) -> JsonObject:
     """A hit as JSON. All clients read `contents`; some read the other fields. An empty `meta` is left out."""
     passage = hit.passage
     row: JsonObject = {"id": passage.id, "contents": passage.contents, "title": passage.title, "text": passage.text}
-    return {**row, "meta": dict(passage.meta)} if passage.meta else row
+    row |= {"meta": dict(passage.meta)} if passage.meta else {}
+    return {"document": row, "score": float(hit.score)} if with_score else row
 
 
-def _texts(row: JsonObject) -> list[str]:
-    """`queries` or `query`, each a list or a single string."""
-    name = next((name for name in ("queries", "query") if row.get(name) is not None), None)
-    if name is None:
-        raise RefusedRequest(422, 'the request needs "queries", a list of strings')
-    texts = [row[name]] if isinstance(row[name], str) else row[name]
-    if not isinstance(texts, list):
-        raise RefusedRequest(422, f'"{name}" is a list of strings, not {_quote(texts)}')
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise RefusedRequest(422, f'"{name}" is a list of strings, and number {number} is {_quote(text)}')
-    return cast(list[str], texts)
-
-
-def _topk(value: Json) -> int | None:
-    """Parse `topk`. 0 means null, as in the servers that clients were written for."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | None):
-        raise RefusedRequest(422, f'"topk" is a whole number or null, not {_quote(value)}')
-    value = value or 0
-    if value < 0:
-        raise RefusedRequest(422, f'"topk" counts passages and cannot be {_quote(value)}; leave it out for the default')
-    return value or None
-
-
-def _with_contexts(texts: Sequence[str], contexts: Json, limits: ServeSettings) -> list[QueryLike]:
-    """Queries with their contexts, if the client sends contexts."""
-    if contexts is None:
-        return list(texts)
-    if not isinstance(contexts, list) or len(contexts) != len(texts):
-        length = f"{len(contexts)} items" if isinstance(contexts, list) else _quote(contexts)
-        raise RefusedRequest(
-            422, f'"contexts" is a list of one object (or null) for each query: {len(texts)} here, not {length}'
-        )
-    return [_with_context(text, context, limits) for text, context in zip(texts, contexts, strict=True)]
-
-
-def _with_context(text: str, context: Json, limits: ServeSettings) -> QueryLike:
+def _with_context(text: str, context: Mapping[str, object] | None, limits: ServeSettings) -> QueryLike:
     if context is None:
         return text
-    if not isinstance(context, dict):
-        raise RefusedRequest(422, f'each of "contexts" is an object or null, not {_quote(context)}')
     try:
-        query = Query.from_json({**context, "text": text})
+        query = Query.from_json({**cast(JsonObject, context), "text": text})
     except DataError as error:
         raise RefusedRequest(422, str(error)[:_QUOTED]) from None
     if query.context_chars > limits.max_context_chars:
         raise RefusedRequest(413, f"the context of a query has more than {limits.max_context_chars} characters")
     return query
-
-
-def _quote(value: object) -> str:
-    """A value for a message, shortened."""
-    if isinstance(value, int) and abs(value) >= 10**_QUOTED:
-        return "a number of more than 200 digits"  # Python refuses to convert it, which could take minutes
-    text = repr(value)
-    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
