@@ -118,7 +118,7 @@ def test_rows_that_change_places_take_all_they_read_with_them(kind: str) -> None
     rows = [random_ids(random.Random(number), 3, 20) for number in range(4)]
     read_in_pieces(engine, rows, random.Random(0))
     with torch.inference_mode():
-        engine.cache.swap(torch.tensor([0, 1]), torch.tensor([3, 2]), 20)
+        engine.cache.copy(torch.tensor([0, 1, 3, 2]), torch.tensor([3, 2, 0, 1]), 20)
         engine.reserve(9, 200)  # growing moves everything once more
         rows = rows[::-1]
     for row, logits_V in zip(rows, step(engine, rows), strict=True):

@@ -315,7 +315,9 @@ def test_a_role_that_the_model_wrote_itself_is_sent_back_without_effect_and_kept
     kept = partial(without_role_marks, kept=frozenset({"<|begin_search|>"}))
     with site(lambda call: Said({"choices": [choice]})) as there:
         settings = make_settings(RemoteModelSettings, {"dialect": dialect, "model": "m", "patience": FAST})
-        turn = two_turns(open_remote(there.url, settings, BYTES, STOPS, neutral=kept), 200)
+        model = open_remote(there.url, settings, BYTES, STOPS)
+        model.neutral = kept
+        turn = two_turns(model, 200)
     assert turn.ids == tuple(wrote.encode())
     sent = json.dumps(there.asked[1].body, ensure_ascii=False)
     assert kept(wrote) in sent and "<|begin_search|>a" in sent

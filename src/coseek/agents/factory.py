@@ -298,12 +298,11 @@ def open_server(settings: AgentSettings, protocol: Protocol, tokenizer: Tokenize
         tokenizer,
         protocol.stops_for(tokenizer),
         settings.temperature,
-        grammar.lost_stop,
-        grammar.closing_stops,
-        partial(without_role_marks, kept=frozenset(grammar.special_tokens)),
         text_only=in_bytes,
         tools=grammar.schemas if grammar.native_calls else (),
     )
+    model.lost_stop, model.text_stops = grammar.lost_stop, grammar.closing_stops
+    model.neutral = partial(without_role_marks, kept=frozenset(grammar.special_tokens))
     model.words_of = TurnWriter(grammar, reopens=model.served.dialect in ("chat", "tools"))
     if in_bytes and dialect_of(model.served.dialect).EXACT:
         raise SettingError(

@@ -111,10 +111,6 @@ class KVCache:
         self.version += 1
         self.slots, self.columns = 0, 0
 
-    def swap(self, first_N: Tensor, second_N: Tensor, columns: int) -> None:
-        """Exchange two lists of slots, without repetitions; no row is longer than `columns`."""
-        self.copy(torch.cat((first_N, second_N)), torch.cat((second_N, first_N)), columns)
-
     def copy(self, from_N: Tensor, to_N: Tensor, columns: int) -> None:
         """Copy the first `columns` columns and the states of slots to other slots. All are read before any is
         written."""

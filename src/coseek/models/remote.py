@@ -462,9 +462,7 @@ def open_remote(
     tokenizer: Tokenizer,
     stops: Sequence[str],
     temperature: float = 0.0,
-    lost_stop: Callable[[str], str] | None = None,
-    text_stops: Sequence[str] | None = None,
-    neutral: Callable[[str], str] = without_role_marks,
+    *,
     text_only: bool = False,
     tools: Sequence[JsonObject] = (),
 ) -> RemoteModel:
@@ -487,9 +485,6 @@ def open_remote(
         temperature,
         settings.scaled_logprobs,
         settings.send,
-        lost_stop=lost_stop or (lambda text: ""),
-        neutral=neutral,
         tools=tuple(tools) if server.dialect == "tools" else (),
-        text_stops=None if text_stops is None else tuple(text_stops),
         prices=settings.prices,
     )

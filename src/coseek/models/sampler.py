@@ -349,8 +349,8 @@ class Sampler:
         """Apply the exchanges of `SlotTable.partition` to the cache."""
         if len(first):
             columns = int(max(self._table.length[first].max(), self._table.length[second].max()))
-            device = self._engine.device
-            self._engine.cache.swap(_indices(first, device), _indices(second, device), columns)
+            pairs = [np.concatenate(slots) for slots in ((first, second), (second, first))]
+            self._engine.cache.copy(*(_indices(slots, self._engine.device) for slots in pairs), columns)
 
 
 def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:

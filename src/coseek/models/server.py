@@ -171,8 +171,6 @@ class Usage:
     """Sums of the server's token counts."""
 
     answers: int = 0
-    remembered: int = 0
-    """Answers from a cache."""
     uncounted: int = 0
     """Answers without token counts."""
     read_tokens: int = 0

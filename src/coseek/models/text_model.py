@@ -213,13 +213,7 @@ class RemoteTextModel:
         keys = [_digest([self.calls.base, self._path, body]) for body in requests]
         bodies = dict(zip(keys, requests, strict=True))
         words = {key: len(prompt.split()) for key, prompt in zip(keys, prompts, strict=True)}
-        stored_texts = {} if self.store is None else self.store.read(list(bodies))
-        # Older caches hold empty replies.
-        outputs = _restored_outputs(
-            {key: text for key, text in stored_texts.items() if without_reasoning(text).strip()}
-        )
-        with self._lock:
-            self.usage.remembered += len(outputs)
+        outputs = {} if self.store is None else _restored_outputs(self.store.read(list(bodies)))
         calls = {self.calls.submit("POST", self._path, bodies[key]): key for key in bodies if key not in outputs}
         try:
             for call in as_completed(calls):
