@@ -147,12 +147,6 @@ def test_what_was_begun_in_a_precision_goes_on_in_it() -> None:
     assert dump_settings(resumed) == began
 
 
-@pytest.mark.parametrize("began", [{}, {"rl": None}, {"rl": {"policy": 3}}, {"rl": {"policy": {"precision": "auto"}}}])
-def test_what_an_older_folder_does_not_say_is_chosen(began: dict[str, object]) -> None:
-    resolved = resolve_precisions(RECIPE, lambda use, place: "float32", began)  # type: ignore[arg-type]  # as a file may be
-    assert set(values(resolved).values()) == {"float32"}
-
-
 def test_names_are_left_alone() -> None:
     recipe = resolve_precisions(RECIPE, lambda use, place: "float32")
     assert resolve_precisions(recipe, lambda use, place: "bfloat16") is recipe

@@ -15,7 +15,7 @@ from coseek.core.errors import DataError, SettingError
 from coseek.core.files import JsonObject
 from coseek.models.model import Turn, TurnEnd
 from coseek.models.model_folder import shape_of_config
-from coseek.models.sampler import Sampler, SamplerSettings, filter_logits, sample_tokens, uniforms
+from coseek.models.sampler import Sampler, SamplerSettings, sample_tokens, uniforms
 from coseek.models.tokenizer import ByteTokenizer, HfTokenizer, StopStrings, train_tokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -205,16 +205,6 @@ def test_a_closed_row_never_comes_back() -> None:
     assert model.step() == []
 
 
-def test_rows_that_find_no_room_are_taken_up_as_others_are_closed() -> None:
-    model = sampler(network("lfm2"), max_rows=2)
-    for key in range(3):
-        model.start(request(key, [65], max_tokens=3))
-    assert {turn.key for _ in range(2) for turn in model.step()} == {0, 1}
-    assert model.step() == []
-    model.close(0)
-    assert [turn.key for turn in model.step()] == [2]
-
-
 def test_a_row_that_is_closed_while_it_is_written_changes_no_other() -> None:
     model = network("lfm2")
     alone = ids(converse(sampler(model), [0, 1, 2, 3, 4]))
@@ -368,12 +358,6 @@ def first_stop(stops: StopStrings, ids: list[int]) -> int | None:
     return next((end for end in range(1, len(ids) + 1) if stops.completed(ids[:end])), None)
 
 
-def test_a_special_token_that_is_a_stop_string_is_known_at_once() -> None:
-    tokenizer = HfTokenizer(train_tokenizer(TEXTS, STOPS, 300))
-    stops = StopStrings(STOPS, tokenizer, tokenizer.size)
-    assert [tokenizer.decode([ident]) for ident in stops.at_once.nonzero()[0].tolist()] == list(STOPS)
-
-
 def test_stops_that_end_in_part_of_a_character_are_seen() -> None:
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode("so。")
@@ -436,11 +420,3 @@ def test_a_token_of_no_chance_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, -1)
     drawn, _ = sample_tokens(logits, torch.tensor([2.0**-24, 0.4999, 0.5001, 1.0]), 1.0)
     assert drawn.tolist() == [1, 1, 3, 3]
-
-
-@pytest.mark.parametrize(("top_p", "top_k", "count"), [(1e-9, 0, 1), (0.65, 0, 2), (1.0, 3, 3), (1.0, 9, 4)])
-def test_cutting_keeps_the_likely_ones_up_to_the_mass_and_always_the_first(
-    top_p: float, top_k: int, count: int
-) -> None:
-    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
-    assert filter_logits(logits, 1.0, top_p, top_k).isfinite().tolist() == [[False] * (4 - count) + [True] * count]

@@ -47,12 +47,6 @@ def test_a_tag_is_one_token_where_we_write_it_and_plain_characters_where_others_
     assert tokenizer.decode(theirs) == text
 
 
-@BOTH
-def test_nothing_is_added_around_a_text(tokenizer: HfTokenizer | ByteTokenizer) -> None:
-    assert tokenizer.encode("") == tokenizer.encode_data("") == []
-    assert tokenizer.decode([]) == ""
-
-
 def test_line_breaks_that_are_added_tokens_have_their_token_in_data_too() -> None:
     fast = learnt().fast
     fast.add_tokens([AddedToken("\n\n", special=False, normalized=False), AddedToken("<b>", special=False)])

@@ -10,7 +10,7 @@ TAGS = ("<think>", "</think>", "<search>", "</search>", "<information>", "</info
 TEXTS = (" one fish two fish red fish blue fish", " the cat sat on the mat", " ada wrote the first program .")
 
 
-def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.2) -> Path:
+def tiny_policy(folder: Path, seed: int = 3) -> Path:
     """An untrained policy whose weights are large enough for its distributions to be far from uniform."""
     import torch
 
@@ -23,6 +23,6 @@ def tiny_policy(folder: Path, seed: int = 3, loud: float = 0.2) -> Path:
         generator = torch.Generator().manual_seed(seed)
         for weight in network.parameters():
             if weight.ndim > 1:
-                weight.normal_(std=loud, generator=generator)
+                weight.normal_(std=0.2, generator=generator)
     save_model(network, tokenizer, folder)
     return folder

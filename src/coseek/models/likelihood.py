@@ -319,7 +319,7 @@ def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikeliho
 
 
 def _make_client(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
-    server = detect_server(calls, paths, settings.dialect, settings.model, samples=False)
+    server = detect_server(calls, paths, settings.dialect, settings.model)
     dialect = prompt_dialect_of(server.dialect)
     if dialect is None:
         raise SettingError(

@@ -406,14 +406,12 @@ def why_inexact(
     return ""
 
 
-def detect_server(
-    calls: HttpClient, paths: ServerPaths, dialect: str, model: str | None, samples: bool = True
-) -> ServerInfo:
+def detect_server(calls: HttpClient, paths: ServerPaths, dialect: str, model: str | None) -> ServerInfo:
     """Determine the server's dialect (if `auto`) and model (if not named), asking the server if needed. An unreachable
     server, an unknown model, or a choice between several is a `SettingError`."""
     if model is not None and dialect != "auto":
         owner = ""
-        if samples and not dialect_of(dialect).EXACT:
+        if not dialect_of(dialect).EXACT:
             with suppress(HttpFailure):  # some servers have no list
                 owners = _list_models(calls, paths, attempts=1)
                 owner = owners.get(_listed_name(owners, model), "")
