@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, cast
@@ -31,7 +32,7 @@ from coseek.models.chat import chat_frame
 from coseek.models.dialect import PromptDialect, PromptRequest, prompt_dialect_of
 from coseek.models.model_folder import model_path
 from coseek.models.remote import ServerInfo, detect_server, same_text
-from coseek.models.server import ServerPaths, ServerSettings, open_client, with_changes
+from coseek.models.server import ServerSettings, open_client, with_changes
 from coseek.models.text_model import load_local, server_settings
 from coseek.models.tokenizer import HfTokenizer
 
@@ -303,37 +304,32 @@ class RemoteLikelihood(RowEncoder):
 def open_likelihood(name: str, settings: LikelihoodSettings | None = None) -> LocalLikelihood | RemoteLikelihood:
     """Open a likelihood model: a shipped model, a Hugging Face folder, a server's URL, or its YAML file."""
     server = server_settings(name, RemoteLikelihoodSettings)
-    return open_local_likelihood(model_path(name), settings) if server is None else open_remote_likelihood(server)
+    return open_local_likelihood(model_path(name), settings) if server is None else _open_remote(server)
 
 
-def open_remote_likelihood(settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
+def _open_remote(settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
     """Open the client of a server, and probe it. A server that cannot do this is a `SettingError`."""
     calls, paths = open_client(settings.url, settings)
-    try:
-        likelihood = _make_client(calls, paths, settings)
+    with ExitStack() as on_failure:
+        on_failure.callback(calls.close)
+        server = detect_server(calls, paths, settings.dialect, settings.model)
+        dialect = prompt_dialect_of(server.dialect)
+        if dialect is None:
+            raise SettingError(
+                f"{calls.base} speaks {server.dialect}, which has no log-probabilities of prompts; likelihoods need "
+                f"{_SUPPORTED}"
+            )
+        folder = model_path(settings.tokenizer or server.model)
+        if settings.tokenizer is None and not folder.is_dir():
+            raise SettingError(
+                f"the tokenizer of {server.model!r} at {calls.base} is unknown; name a YAML file with `url` and "
+                "`tokenizer`, the folder of its model"
+            )
+        tokenizer = HfTokenizer.load(folder)
+        parts = [calls.base, server.dialect, server.model, fingerprint(folder, TOKENIZER, CHAT_TEMPLATES)]
+        identity = digest_of(*parts, *([json.dumps(settings.send, sort_keys=True)] if settings.send else []))
+        around = chat_frame(tokenizer, given=True)
+        likelihood = RemoteLikelihood(tokenizer, around, calls, server, dialect, identity, settings.send)
         likelihood.probe()
-    except BaseException:
-        calls.close()
-        raise
+        on_failure.pop_all()
     return likelihood
-
-
-def _make_client(calls: HttpClient, paths: ServerPaths, settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
-    server = detect_server(calls, paths, settings.dialect, settings.model)
-    dialect = prompt_dialect_of(server.dialect)
-    if dialect is None:
-        raise SettingError(
-            f"{calls.base} speaks {server.dialect}, which has no log-probabilities of prompts; likelihoods need "
-            f"{_SUPPORTED}"
-        )
-    folder = model_path(settings.tokenizer or server.model)
-    if settings.tokenizer is None and not folder.is_dir():
-        raise SettingError(
-            f"the tokenizer of {server.model!r} at {calls.base} is unknown; name a YAML file with `url` and "
-            "`tokenizer`, the folder of its model"
-        )
-    tokenizer = HfTokenizer.load(folder)
-    parts = [calls.base, server.dialect, server.model, fingerprint(folder, TOKENIZER, CHAT_TEMPLATES)]
-    identity = digest_of(*parts, *([json.dumps(settings.send, sort_keys=True)] if settings.send else []))
-    around = chat_frame(tokenizer, given=True)
-    return RemoteLikelihood(tokenizer, around, calls, server, dialect, identity, settings.send)

@@ -349,8 +349,8 @@ class Sampler:
         """Apply the exchanges of `SlotTable.partition` to the cache."""
         if len(first):
             columns = int(max(self._table.length[first].max(), self._table.length[second].max()))
-            pairs = [np.concatenate(slots) for slots in ((first, second), (second, first))]
-            self._engine.cache.copy(*(_indices(slots, self._engine.device) for slots in pairs), columns)
+            first_N, second_N = _indices(first, self._engine.device), _indices(second, self._engine.device)
+            self._engine.cache.copy(torch.cat((first_N, second_N)), torch.cat((second_N, first_N)), columns)
 
 
 def make_engine(model: PreTrainedModel, dtype: torch.dtype) -> Engine:
