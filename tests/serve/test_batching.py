@@ -133,11 +133,3 @@ async def test_what_nobody_waits_for_is_not_searched(busy: Busy) -> None:
     busy.gate.set()
     assert [found_counts(await task) for task in (first, stays)] == [[2], [2]]
     assert texts(busy.retriever) == [["first"], ["stays"]]
-
-
-@in_a_loop
-async def test_a_lone_request_waits_for_company_only_as_long_as_it_is_told(busy: Busy) -> None:
-    batcher, retriever = Batcher(WorkThread("search"), 2, 100, wait_s=5.0), EchoRetriever()
-    jobs = await asyncio.gather(batcher.search(retriever, ["a"], 1), batcher.search(retriever, ["b"], 1))
-    assert [found_counts(job) for job in jobs] == [[1], [1]]  # the second filled the batch long before five seconds
-    assert texts(retriever) == [["a", "b"]]

@@ -54,10 +54,8 @@ BatchItem: TypeAlias = tuple[SearchJob, Sequence[QueryLike]]
 class Batcher:
     """One search at a time, over any number of retrievers. Its methods are called in the event loop."""
 
-    def __init__(
-        self, thread: WorkThread, batch: int, queue: int, wait_s: float = 0.0, most_wait_s: float | None = None
-    ) -> None:
-        self.batch, self.queue, self.wait_s, self.most_wait_s = batch, queue, wait_s, most_wait_s
+    def __init__(self, thread: WorkThread, batch: int, queue: int, most_wait_s: float | None = None) -> None:
+        self.batch, self.queue, self.most_wait_s = batch, queue, most_wait_s
         self.faults = 0
         """Requests that failed in a retriever."""
         self.waiting = 0
@@ -109,11 +107,8 @@ class Batcher:
 
     async def _gather(self) -> None:
         """Wait briefly for more queries: clients that were answered together usually ask again together."""
-        first = self._jobs[0].arrived
         target = min(self._searched, self.batch)
         deadline = self._ended + min(FOLLOW_UP * self._took_s, FOLLOW_UP_MOST_S)
-        if self.wait_s and first + self.wait_s > deadline:
-            target, deadline = self.batch, first + self.wait_s
         while self.waiting < target and (left_s := deadline - time.perf_counter()) > 0:
             self._more.clear()
             with suppress(TimeoutError):

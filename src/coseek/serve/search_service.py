@@ -113,18 +113,9 @@ class SearchService(Service):
         """`openers` maps names to functions that open the retrievers. The first is the default."""
         for name in openers:
             check_name(name)
-        if not openers:
-            raise SettingError("there is nothing to serve; name an index")
-        if settings.max_queries > settings.queue:
-            raise SettingError(
-                f"a request may hold {settings.max_queries} queries and the queue only {settings.queue}; "
-                "make the queue longer or requests smaller"
-            )
         self.names = tuple(openers)
         super().__init__(settings, WorkThread("coseek-search"), self.names[0])
-        self.batcher = Batcher(
-            self.thread, settings.batch, settings.queue, settings.wait_ms / 1_000, settings.most_wait_s
-        )
+        self.batcher = Batcher(self.thread, settings.batch, settings.queue, settings.most_wait_s)
         self.indexes: dict[str, Index] = {}
         self._openers = openers
 

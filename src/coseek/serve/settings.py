@@ -33,8 +33,6 @@ class ServeSettings(ListenSettings):
     """Passages per query if `topk` is null, 0 or missing."""
     batch: int = Field(default=32, ge=1)
     """Maximum number of queries of several requests in one search."""
-    wait_ms: float = Field(default=0.0, ge=0, le=1_000)
-    """Milliseconds that a request waits for others while the retriever is idle."""
     queue: int = Field(default=16_384, ge=1)
     """Number of queries that may wait; further queries get a 503 with `Retry-After`."""
     most_wait_s: float = Field(default=60.0, gt=0)

@@ -54,7 +54,6 @@ def serve_retriever(
     token_env: TokenEnv = None,
     topk: Annotated[int, Option(min=1, help="Passages per query, if a request gives no number.")] = _OURS.topk,
     batch: Annotated[int, Option(min=1, help="Maximum number of queries searched together.")] = _OURS.batch,
-    wait_ms: Annotated[float, Option(min=0, help="Milliseconds that a request waits for others.")] = _OURS.wait_ms,
     queue: Annotated[int, Option(min=1, help="Maximum number of waiting queries; more get 503.")] = _OURS.queue,
     most_wait: Annotated[float, Option(min=0.001, help="Longest expected wait, in s; else 503.")] = _OURS.most_wait_s,
     max_queries: Annotated[int, Option(min=1, help="Maximum number of queries per request.")] = _OURS.max_queries,
@@ -71,7 +70,7 @@ def serve_retriever(
     from coseek.serve.search_service import serve as run
 
     typed = {
-        "host": host, "port": port, "token_env": token_env, "topk": topk, "batch": batch, "wait_ms": wait_ms,
+        "host": host, "port": port, "token_env": token_env, "topk": topk, "batch": batch,
         "queue": queue, "most_wait_s": most_wait, "max_queries": min(max_queries, queue), "max_topk": max_topk,
         "log": not quiet, "log_queries": log_queries,
     }  # fmt: skip
