@@ -229,10 +229,11 @@ def test_a_row_that_begins_with_a_past_reads_to_a_chat_server_like_the_run_that_
 
 
 def test_what_cannot_be_trained_on_is_said() -> None:
-    assert not why_inexact("vllm", 1.0) and not why_inexact("vllm", 0.0) and not why_inexact("sglang", 0.7)
-    assert "processed_logprobs" in why_inexact("vllm", 0.7)
-    assert not why_inexact("vllm", 0.7, scaled_logprobs=True)
-    assert "vLLM or SGLang" in why_inexact("chat", 1.0)
+    usual = RemoteModelSettings()
+    assert not any(why_inexact(*drawn, usual) for drawn in (("vllm", 1.0), ("vllm", 0.0), ("sglang", 0.7)))
+    assert "processed_logprobs" in why_inexact("vllm", 0.7, usual)
+    assert not why_inexact("vllm", 0.7, RemoteModelSettings(scaled_logprobs=True))
+    assert "vLLM or SGLang" in why_inexact("chat", 1.0, usual)
 
 
 def test_a_slow_row_holds_up_nobody() -> None:

@@ -25,7 +25,7 @@ from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Author, StopReason, Trajectory
 from coseek.hardware.placement import FLOAT32
-from coseek.models.dialect import WeightUpdate, weight_dialect_of
+from coseek.models.dialect import WeightDialect, WeightUpdate, dialect_of
 from coseek.models.model import EpisodeState, Model, Request, TurnEnd
 from coseek.models.pretrained import load_model
 from coseek.models.remote import RemoteModel, RemoteModelSettings, ServerInfo, open_remote
@@ -251,7 +251,7 @@ def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
     requests = {
         name: [(call.path, call.body) for update in (whole, adapter) for call in dialect.update_calls(update)]
         for name in ("sglang", "vllm")
-        if (dialect := weight_dialect_of(name)) is not None
+        if isinstance(dialect := dialect_of(name), WeightDialect)
     }
     disk = ("/update_weights_from_disk", {"model_path": "/w/version-3", "weight_version": "3", "flush_cache": True})
     assert requests["sglang"] == [disk, disk]
@@ -260,7 +260,7 @@ def test_each_dialect_asks_for_weights_in_its_servers_words() -> None:
         ("/reset_prefix_cache", {}),
         ("/v1/load_lora_adapter", {"lora_name": "coseek-a1-3", "lora_path": "/w/version-3/adapter"}),
     ]
-    assert weight_dialect_of("chat") is None
+    assert not isinstance(dialect_of("chat"), WeightDialect)
 
 
 @dataclass

@@ -23,7 +23,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from coseek.core import plugins
 from coseek.core.files import Json, JsonObject
@@ -168,6 +168,7 @@ class Dialect(Protocol):
     def read(self, answer: JsonObject) -> ServerTurn: ...
 
 
+@runtime_checkable
 class PromptDialect(Dialect, Protocol):
     """The interface of a dialect module with log-probabilities of prompts."""
 
@@ -176,6 +177,7 @@ class PromptDialect(Dialect, Protocol):
     def read_prompt(self, answer: JsonObject, request: PromptRequest) -> PromptScores: ...
 
 
+@runtime_checkable
 class WeightDialect(Dialect, Protocol):
     """The interface of a dialect module whose servers load new weights."""
 
@@ -188,18 +190,6 @@ class WeightDialect(Dialect, Protocol):
 def dialect_of(name: str) -> Dialect:
     """The module of a dialect."""
     return cast(Dialect, plugins.find_plugin("dialect", PACKAGE, name))
-
-
-def prompt_dialect_of(name: str) -> PromptDialect | None:
-    """The module of a dialect with log-probabilities of prompts; `None` for another dialect."""
-    module = dialect_of(name)
-    return cast(PromptDialect, module) if hasattr(module, "prompt_body") else None
-
-
-def weight_dialect_of(name: str) -> WeightDialect | None:
-    """The module of a dialect whose servers load new weights; `None` for another dialect."""
-    module = dialect_of(name)
-    return cast(WeightDialect, module) if hasattr(module, "update_calls") else None
 
 
 def version_of(value: Json) -> int | None:

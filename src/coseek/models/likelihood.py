@@ -29,7 +29,7 @@ from coseek.core.fingerprint import CHAT_TEMPLATES, TOKENIZER, digest_of, finger
 from coseek.core.http import HttpClient, HttpFailure
 from coseek.hardware.placement import Placement, Use
 from coseek.models.chat import chat_frame
-from coseek.models.dialect import PromptDialect, PromptRequest, prompt_dialect_of
+from coseek.models.dialect import PromptDialect, PromptRequest, dialect_of
 from coseek.models.model_folder import model_path
 from coseek.models.remote import ServerInfo, detect_server, same_text
 from coseek.models.server import ServerSettings, open_client, with_changes
@@ -313,8 +313,8 @@ def _open_remote(settings: RemoteLikelihoodSettings) -> RemoteLikelihood:
     with ExitStack() as on_failure:
         on_failure.callback(calls.close)
         server = detect_server(calls, paths, settings.dialect, settings.model)
-        dialect = prompt_dialect_of(server.dialect)
-        if dialect is None:
+        dialect = dialect_of(server.dialect)
+        if not isinstance(dialect, PromptDialect):
             raise SettingError(
                 f"{calls.base} speaks {server.dialect}, which has no log-probabilities of prompts; likelihoods need "
                 f"{_SUPPORTED}"

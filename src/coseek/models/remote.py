@@ -8,7 +8,7 @@ training.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -224,10 +224,8 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     served: ServerInfo
     tokenizer: Tokenizer
     stops: tuple[str, ...]
-    temperature: float = 0.0
-    scaled_logprobs: bool = False
-    send: Mapping[str, object] = field(default_factory=dict)
-    """Changes of the request fields: see `ServerSettings.send`."""
+    temperature: float
+    settings: RemoteModelSettings
     words_of: Callable[[ServerTurn], str] = field(default=lambda turn: turn.text)
     """Maps a reply of a text-only server to the text of the turn, with its reasoning and its tool calls in the format
     of the agent's protocol. Raises `ValueError` if the protocol has none."""
@@ -242,7 +240,6 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
     ids_per_token: int = 1
     """Ids per token of the server: more than 1 if ids are bytes and its tokens are not."""
     usage: Usage = field(default_factory=Usage)
-    prices: Prices = field(default_factory=Prices)
     done: "SimpleQueue[EndedCall[JsonObject] | None]" = field(default_factory=SimpleQueue)
     """Models of one pool share it."""
     version: int | None = None
@@ -255,7 +252,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         """The field in which the server returned reasoning last, and in which it is sent back."""
         self._decode = lru_cache(_DECODED_SEGMENTS)(self.tokenizer.decode)
         """Branches of one run begin with the same ids."""
-        self.inexact = why_inexact(self.served.dialect, self.temperature, self.scaled_logprobs, self.send)
+        self.inexact = why_inexact(self.served.dialect, self.temperature, self.settings)
         """Why the turns cannot be trained on; empty if they can be."""
 
     @property
@@ -276,7 +273,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
             reasoning_field=self._reasoning_field,
         )
         row.version = self.version
-        body = with_changes({**self.served.neutral, **self._dialect.body(turn_request)}, self.send)
+        body = with_changes({**self.served.neutral, **self._dialect.body(turn_request)}, self.settings.send)
         row.sent = tuple(body)
         return self.calls.submit("POST", self.served.paths.path(self._dialect.PATH), body, request.rank)
 
@@ -293,7 +290,7 @@ class RemoteModel(RowCalls[_RemoteRow, JsonObject]):
         self._reasoning_field = reply.reasoning_field or self._reasoning_field
         turn = self._turn(key, row, reply)
         row.segments.append(self._segment(True, turn.ids))
-        return replace(turn, cost_usd=self.prices.of(tokens))
+        return replace(turn, cost_usd=self.settings.prices.of(tokens))
 
     def _server_tokens(self, ids: int) -> int:
         """The server's tokens for a budget of ids."""
@@ -386,9 +383,7 @@ def same_text(decoded: str, text: str) -> bool:
     return decoded[:half_length] == text[:half_length]
 
 
-def why_inexact(
-    dialect: str, temperature: float, scaled_logprobs: bool = False, send: Mapping[str, object] | None = None
-) -> str:
+def why_inexact(dialect: str, temperature: float, settings: RemoteModelSettings) -> str:
     """Why a server's turns cannot be trained on; empty if they can be."""
     module = dialect_of(dialect)
     if not module.EXACT:
@@ -396,9 +391,9 @@ def why_inexact(
             f"the server is asked for text only ({dialect}), so the ids are not those that were sampled and have no "
             "log-probabilities; use a server that returns them: vLLM or SGLang"
         )
-    if send:
-        return f"`send` changes the fields {', '.join(send)} of the requests, on which the samples may depend"
-    if temperature not in (0.0, 1.0) and not (module.SCALED or scaled_logprobs):
+    if settings.send:
+        return f"`send` changes the fields {', '.join(settings.send)} of the requests, on which the samples may depend"
+    if temperature not in (0.0, 1.0) and not (module.SCALED or settings.scaled_logprobs):
         return (
             f"the server's log-probabilities are those at temperature 1, and rows were drawn at {temperature:g}; start "
             "vLLM with --logprobs-mode processed_logprobs, and set scaled_logprobs"
@@ -475,14 +470,5 @@ def open_remote(
     if server.dialect == ("chat" if tools else "tools"):
         calls_format = "native tool calls, such as tools" if not tools else "calls in plain text, such as react"
         raise SettingError(f"the dialect {server.dialect} needs a protocol with {calls_format}")
-    return RemoteModel(
-        calls,
-        server,
-        tokenizer,
-        tuple(stops),
-        temperature,
-        settings.scaled_logprobs,
-        settings.send,
-        tools=tuple(tools) if server.dialect == "tools" else (),
-        prices=settings.prices,
-    )
+    tools = tools if server.dialect == "tools" else ()
+    return RemoteModel(calls, server, tokenizer, tuple(stops), temperature, settings, tools=tuple(tools))

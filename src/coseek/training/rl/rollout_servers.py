@@ -22,7 +22,7 @@ from coseek.core.errors import ModelError, SettingError
 from coseek.core.http import HttpFailure
 from coseek.data.question import Question
 from coseek.data.trajectory import Trajectory
-from coseek.models.dialect import WeightUpdate, weight_dialect_of
+from coseek.models.dialect import WeightDialect, WeightUpdate, dialect_of
 from coseek.models.remote import RemoteModel, detect_server
 from coseek.models.server import open_client
 from coseek.models.server_pool import ServerPool, open_pool
@@ -103,8 +103,10 @@ class ServedBackend:
         if not self.current:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
-            dialects = {server: weight_dialect_of(pool.servers[server].served.dialect) for server in self.current}
-            takes_adapter = [server for server, dialect in dialects.items() if dialect is not None and dialect.ADAPTERS]
+            dialects = {server: dialect_of(pool.servers[server].served.dialect) for server in self.current}
+            takes_adapter = [
+                server for server, dialect in dialects.items() if isinstance(dialect, WeightDialect) and dialect.ADAPTERS
+            ]
             names = dict.fromkeys(takes_adapter, update.name) if update.adapter else {}
             pool.use(self.current, version, names)
         if self.workers.is_main:
@@ -155,7 +157,7 @@ def check_servers(settings: RolloutSettings) -> None:
         calls, paths = open_client(url, remote)
         server = detect_server(calls, paths, remote.dialect, remote.model)
         calls.close()
-        if weight_dialect_of(server.dialect) is None:
+        if not isinstance(dialect_of(server.dialect), WeightDialect):
             raise SettingError(f"{url} ({server.dialect}) cannot load weights while it serves; use vLLM or SGLang")
 
 
@@ -175,8 +177,8 @@ def check_in_turn(schedule: SharedSchedule | None, max_steps_behind: int) -> Non
 
 def _load_weights(server: RemoteModel, update: WeightUpdate) -> str:
     """Send a server the calls of an update. Returns why it failed, or an empty text."""
-    dialect = weight_dialect_of(server.served.dialect)
-    for call in dialect.update_calls(update) if dialect is not None else ():
+    dialect = dialect_of(server.served.dialect)
+    for call in dialect.update_calls(update) if isinstance(dialect, WeightDialect) else ():
         try:
             server.calls.fetch("POST", server.served.paths.path(call.path), call.body)
         except HttpFailure as error:
