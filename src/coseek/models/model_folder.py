@@ -30,10 +30,12 @@ _PANIC = "PanicException"
 
 
 def check_is_model(folder: Path) -> None:
-    """Raise `DataError` for a folder without a model. The error names the policy or generator in a training's folder,
-    and how to use an adapter or a GGUF file."""
+    """Raise `DataError` for a folder that is missing or has no model. The error names the policy or generator in a
+    training's folder, and how to use an adapter or a GGUF file."""
     if hint := of_another_kind(folder):
         raise DataError(hint)
+    if not folder.is_dir():
+        raise DataError(missing("model folder", folder, known=shipped_models()))
     if not (folder / "config.json").is_file():
         hint = in_training(folder, "policy", "policy/trained", "policy/warm")
         hint = hint or in_training(folder, "generator", "generator")

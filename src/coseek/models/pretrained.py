@@ -22,7 +22,7 @@ from transformers.utils import logging as library_logging
 from coseek.core.errors import DataError
 from coseek.core.files import atomic_folder, let_all_read
 from coseek.hardware.placement import DevicePlacement, Placement, Precision
-from coseek.models.model_folder import check_is_model, hidden_size, library_reads, missing, shipped_models, tensor_types
+from coseek.models.model_folder import check_is_model, hidden_size, library_reads, tensor_types
 from coseek.models.tokenizer import HfTokenizer
 
 log = logging.getLogger(__name__)
@@ -187,8 +187,6 @@ def load_model(folder: Path, placement: Placement) -> PreTrainedModel:
 
     The weights are of the placement's precision, whatever their number type on disk.
     """
-    if not folder.is_dir():
-        raise DataError(missing("model folder", folder, known=shipped_models()))
     check_is_model(folder)
     device = placement.torch_device()
     dtype = DTYPES[placement.precision_at(hidden_size(folder))]

@@ -67,7 +67,10 @@ class HfTokenizer:
             fast = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise DataError(f"{folder} holds a slow tokenizer; a fast one is needed, with a tokenizer.json")
-        if _adds_bos(folder) and list(fast("").input_ids)[:1] != [fast.bos_token_id]:
+        config_file = folder / "tokenizer_config.json"
+        config = read_json_object(config_file, foreign=True) if config_file.is_file() else {}
+        # The library drops this setting if it opens another class than the one that the folder names (DeepSeek-V3).
+        if config.get("add_bos_token") is True and list(fast("").input_ids)[:1] != [fast.bos_token_id]:
             fast.add_bos_token = True  # type: ignore[misc]  # its setter does not follow its getter
         tokenizer = cls(fast, source=str(folder))
         tokenizer._check_ids(folder / "tokenizer.json")
@@ -205,13 +208,6 @@ def added_tokens(file: Path) -> dict[str, JsonObject] | None:
     return {text: token for token in tokens if isinstance(text := token.get("content"), str)}
 
 
-def _adds_bos(folder: Path) -> bool:
-    """Whether a folder's settings put the beginning-of-text token before texts. The library drops this setting if it
-    opens another class than the one that the folder names (DeepSeek-V3)."""
-    file = folder / "tokenizer_config.json"
-    return file.is_file() and read_json_object(file, foreign=True).get("add_bos_token") is True
-
-
 def alternatives(tokens: Sequence[str]) -> re.Pattern[str]:
     """A pattern that matches any of the tokens, the longest first; without tokens it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
@@ -221,9 +217,8 @@ REPLACEMENT = "\ufffd"
 
 
 class StopStrings:
-    """Stop strings for a tokenizer. `at_once[id]`: the token contains a whole stop string. `maybe[id]`: the token may
-    contain the end of one, so that the text must be checked. A stop string may span tokens and end inside one; that
-    token is kept whole."""
+    """Stop strings for a tokenizer. `maybe[id]`: the token may contain the end of one, so that the text must be
+    checked. A stop string may span tokens and end inside one; that token is kept whole."""
 
     def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, vocabulary: int) -> None:
         if not all(stops):
@@ -233,7 +228,6 @@ class StopStrings:
         self._max_stop_bytes = max((len(stop.encode()) for stop in stops), default=0)
         texts = [tokenizer.decode((ident,)) for ident in range(vocabulary)]
         ends = {stop[-1] for stop in stops}
-        self.at_once = np.array([any(stop in text for stop in stops) for text in texts], dtype=np.bool_)
         # A token of a partial character decodes to U+FFFD, so its end is visible only in context.
         self.maybe = np.array([any(end in text for end in ends) for text in texts], dtype=np.bool_)
         if any(ord(end) > 127 for end in ends):
@@ -241,8 +235,6 @@ class StopStrings:
 
     def completed(self, ids: Sequence[int]) -> bool:
         """Whether the last token completes a stop string. No earlier token may have completed one."""
-        if self.at_once[ids[-1]]:
-            return True
         if not self.maybe[ids[-1]]:
             return False
         # A token has at least one byte, so a stop string spans at most its length in tokens.
