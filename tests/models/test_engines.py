@@ -238,7 +238,7 @@ def ahead(model: PreTrainedModel, stops: Sequence[str] = (), **settings: object)
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_rows_that_run_ahead_of_the_host_are_those_that_it_looks_at_every_token(name: str) -> None:
     """With stop strings inside the stretch, budgets that end in it, rows that wait beside others, and every slot in
     use."""
