@@ -114,6 +114,14 @@ def test_a_row_that_joins_open_ones_reads_nothing_that_they_began_with(name: str
     assert (few.tokens_copied > 0.4 * truth.tokens_read) == (name == "llama")
 
 
+def read_whole(model: PreTrainedModel, key: int, ids: list[int], max_tokens: int) -> Turn:
+    """The turn of a row that reads its whole past itself."""
+    fresh = sampler(model)
+    fresh.start(request(key, ids, max_tokens))
+    (turn,) = fresh.step()
+    return turn
+
+
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_a_fork_goes_on_as_a_row_that_read_the_whole_past_itself(name: str) -> None:
     model = network(name)
@@ -128,9 +136,7 @@ def test_a_fork_goes_on_as_a_row_that_read_the_whole_past_itself(name: str) -> N
     assert len({turn.ids for turn in branches.values()}) == 4
     whole = [*prompt_of(8), *trunk.ids, *FRONT[:3]]
     for key, branch in branches.items():
-        fresh = sampler(model)
-        fresh.start(request(key, whole, max_tokens=6))
-        (truth,) = fresh.step()
+        truth = read_whole(model, key, whole, 6)
         assert branch.ids == truth.ids
         assert branch.logprobs == pytest.approx(truth.logprobs, abs=1e-4)
     used.extend(request(0, FRONT[:3], max_tokens=6, seed=1))  # the trunk is as it was
@@ -140,7 +146,7 @@ def test_a_fork_goes_on_as_a_row_that_read_the_whole_past_itself(name: str) -> N
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_on(name: str) -> None:
     model = network(name)
-    used, fresh = sampler(model, max_rows=8), sampler(model)
+    used = sampler(model, max_rows=8)
     used.start(request(9, FRONT[:5], max_tokens=3))  # somebody else, who writes meanwhile
     used.start(request(0, prompt_of(8), max_tokens=0))
     turn_of = {turn.key: turn for turn in used.step()}
@@ -151,9 +157,7 @@ def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_
     used.fork(0, request(2, FRONT[:3], max_tokens=6))
     turn_of |= {turn.key: turn for _ in range(4) for turn in used.step()}
     for key, ids in ((9, FRONT[:5]), (1, prompt_of(8) + FRONT[:3]), (2, prompt_of(8) + FRONT[:4] + FRONT[:3])):
-        fresh.start(request(key, ids, max_tokens=3 if key == 9 else 6))
-        (truth,) = fresh.step()
-        fresh.close(key)
+        truth = read_whole(model, key, ids, 3 if key == 9 else 6)
         assert turn_of[key].ids == truth.ids
         assert turn_of[key].logprobs == pytest.approx(truth.logprobs, abs=1e-4)
 
@@ -161,7 +165,7 @@ def test_a_row_that_is_only_to_be_read_stops_at_once_and_can_be_forked_and_read_
 @pytest.mark.parametrize("name", ["lfm2", "llama"])
 def test_forks_that_are_opened_while_others_are_closed_keep_their_past(name: str) -> None:
     model = network(name)
-    used, fresh = sampler(model, max_rows=32), sampler(model)
+    used = sampler(model, max_rows=32)
     for key in (0, 4):
         used.start(request(key, prompt_of(key), max_tokens=0))
     used.step()
@@ -173,10 +177,7 @@ def test_forks_that_are_opened_while_others_are_closed_keep_their_past(name: str
     turns = {turn.key: turn.ids for _ in range(4) for turn in used.step()}
     assert turns.keys() == {*range(10, 22), 30}
     for key, ids in turns.items():
-        fresh.start(request(key, prompt_of(4) + FRONT[:3], max_tokens=5))
-        (truth,) = fresh.step()
-        fresh.close(key)
-        assert ids == truth.ids
+        assert ids == read_whole(model, key, prompt_of(4) + FRONT[:3], 5).ids
 
 
 def test_a_row_that_is_opened_where_another_was_shared_remembers_nothing_of_it() -> None:

@@ -106,17 +106,7 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
 
     def step(self) -> list[Turn]:
         """Wait for at least one row, or until `wake`; returns the turns of all finished rows."""
-        if not self._calls:
-            return []
-        turns: list[Turn] = []
-        ended_call = self.done.get()
-        while ended_call is not None:
-            turns += self.taken(*ended_call)
-            try:
-                ended_call = self.done.get(block=not turns)
-            except Empty:
-                break
-        return turns
+        return collect(self.done, self.taken, []) if self._calls else []
 
     def close(self, key: int) -> None:
         """Close a row and cancel its pending call."""
@@ -143,6 +133,18 @@ class RowCalls(ABC, Generic[RowT, AnswerT]):
         row.max_tokens = request.max_tokens
         self._calls[key] = call = self._call(row, request)
         call.add_done_callback(lambda call: done.put((key, call)))
+
+
+def collect(
+    done: "SimpleQueue[EndedCall[AnswerT] | None]",
+    read: Callable[[int, "Future[AnswerT]"], list[Turn]],
+    turns: list[Turn],
+) -> list[Turn]:
+    """Add the turns of ended calls to `turns`. Waits until there is one, or for `None`."""
+    with suppress(Empty):
+        while (ended_call := done.get(block=not turns)) is not None:
+            turns += read(*ended_call)
+    return turns
 
 
 def check_turn(ids: Sequence[int], logprobs: Sequence[float]) -> None:

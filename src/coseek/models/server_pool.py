@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import RLock
 
 from coseek.core.errors import ModelError, SettingError
 from coseek.core.files import JsonObject
 from coseek.models.model import Request, Tokenizer, Turn, TurnEnd
-from coseek.models.remote import EndedCall, RemoteModel, RemoteModelSettings, open_remote
+from coseek.models.remote import EndedCall, RemoteModel, RemoteModelSettings, collect, open_remote
 
 REST_S = 30.0
 """Seconds for which a server that failed is tried last."""
@@ -88,16 +88,12 @@ class ServerPool:
         self.wake()
 
     def start(self, request: Request) -> None:
-        if request.key in self._rows:
-            raise ValueError(f"a row with the key {request.key} is open already; close it first")
         with self._lock:
             self._rows[request.key] = row = _PooledRow(request)
             self._send(row)
 
     def extend(self, request: Request) -> None:
-        row = self._rows.get(request.key)
-        if row is None or row.is_pending:
-            raise ValueError(f"row {request.key} is not open or has not stopped yet, so it cannot be extended")
+        row = self._rows[request.key]
         with self._lock:
             row.request = replace(request, ids=row.request.ids + request.ids, written=row.request.written)
             row.is_pending, row.failed = True, set()
@@ -116,17 +112,8 @@ class ServerPool:
             raise ModelError("the rollout was stopped")
         with self._lock:
             turns, self._lost_turns = self._lost_turns, []
-        if not any(row.is_pending for row in self._rows.values()):
-            return turns
-        try:
-            ended_call = self._done_calls.get(block=not turns)
-            while ended_call is not None:
-                with self._lock:
-                    turns += self._turns_of(*ended_call)
-                ended_call = self._done_calls.get(block=not turns)
-        except Empty:
-            pass
-        return turns
+        is_pending = any(row.is_pending for row in self._rows.values())
+        return collect(self._done_calls, self._turns_of, turns) if is_pending else turns
 
     def close(self, key: int) -> None:
         """Close a row and cancel its pending call."""
@@ -136,11 +123,13 @@ class ServerPool:
                 self._leave_server(row)
 
     def _turns_of(self, key: int, future: "Future[JsonObject]") -> list[Turn]:
-        row = self._rows.get(key)
-        if row is None or row.server < 0:
-            return []
-        turns = self.servers[row.server].taken(key, future)
-        for turn in turns:
+        """The turn of an ended call; empty for a closed row, and for one that another server continues."""
+        with self._lock:
+            row = self._rows.get(key)
+            turns = self.servers[row.server].taken(key, future) if row is not None and row.server >= 0 else []
+            if row is None or not turns:
+                return []
+            (turn,) = turns
             if turn.end is TurnEnd.FAULT:
                 row.failed.add(row.server)
                 self._rests_until[row.server] = time.monotonic() + REST_S
@@ -150,13 +139,9 @@ class ServerPool:
                     self._send(row)
                     return []
             row.is_pending = False
-            start = len(row.request.ids)
-            row.request = replace(
-                row.request,
-                ids=row.request.ids + turn.ids,
-                written=(*row.request.written, (start, start + len(turn.ids))),
-            )
-        return turns
+            ids, written = row.request.ids + turn.ids, (len(row.request.ids), len(row.request.ids) + len(turn.ids))
+            row.request = replace(row.request, ids=ids, written=(*row.request.written, written))
+            return turns
 
     def _send(self, row: _PooledRow) -> None:
         """Open the whole row at the server with the fewest rows; hold it back during a pause."""
