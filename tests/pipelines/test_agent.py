@@ -141,7 +141,6 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path: Path) 
     [
         ("data.train=trian", "did you mean 'train'"),
         ("data.retriever_settings={kk1: 1.0}", "did you mean 'k1'"),
-        ("policy.laptop.heads=3", "heads must divide hidden"),
         ("policy.laptop.hidden=100", "hidden must be an even multiple of heads"),
         ("policy.folder=/", "/ holds no config.json and no"),
         ("warm_start.also={s3-think: 0.1}", "could not tell them apart"),

@@ -55,14 +55,10 @@ def make_policy(
 
 def check_shape(settings: LaptopSettings) -> None:
     """Raise `SettingError` for a shape that is impossible."""
-    if settings.hidden % settings.heads or settings.heads % settings.kv_heads:
+    if settings.hidden % (2 * settings.heads) or settings.heads % settings.kv_heads:  # rotary positions turn pairs
         raise SettingError(
-            f"heads must divide hidden and kv_heads must divide heads; got hidden {settings.hidden}, "
-            f"heads {settings.heads}, kv_heads {settings.kv_heads}"
-        )
-    if (settings.hidden // settings.heads) % 2:  # rotary positions turn pairs
-        raise SettingError(
-            f"hidden must be an even multiple of heads; got hidden {settings.hidden}, heads {settings.heads}"
+            "hidden must be an even multiple of heads, and heads a multiple of kv_heads; got hidden "
+            f"{settings.hidden}, heads {settings.heads}, kv_heads {settings.kv_heads}"
         )
 
 

@@ -11,13 +11,13 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast
 
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from coseek.agents.sources import MOST, cited_answer, reply_in_words, served_context, sources_of, used_sentences
 from coseek.core.files import Json, JsonObject
@@ -96,7 +96,7 @@ async def _chat(service: AgentService, request: Request) -> Response:
     service.check_name(chat_request.model)
     service.check_length(conversation)
     seed, record = chat_request.seed or 0, cast(JsonObject, request.scope[RECORD])
-    answer = ChatAnswer.new(service.name, chat_request)
+    answer = ChatAnswer(service.name, chat_request.stream_options.include_usage)
     if not chat_request.stream:
         trajectory = await until_disconnect(request, service.answer(conversation, seed))
         _log_counts(record, trajectory)
@@ -266,7 +266,7 @@ class ChatRequest(RequestBody):
     """The samples depend only on the seed and the conversation; default: 0."""
     stream: bool | None = None
     """Send the tokens as they are written."""
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[StreamOptions, BeforeValidator(lambda options: options or {})] = StreamOptions()
     """Options of the stream."""
 
 
@@ -275,14 +275,9 @@ class ChatAnswer:
     """One response of an agent, whole or as the events of a stream."""
 
     model: str
-    ident: str
-    created: int
     with_usage: bool
-
-    @classmethod
-    def new(cls, model: str, request: ChatRequest) -> "ChatAnswer":
-        with_usage = request.stream_options is not None and request.stream_options.include_usage
-        return cls(model, f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), with_usage)
+    ident: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, trajectory: Trajectory) -> JsonObject:
         message: JsonObject = {
