@@ -177,6 +177,10 @@ ROWS = [
 ]
 
 
+def always(reply: Said) -> Callable[[Asked], Said]:
+    return lambda request: reply
+
+
 @pytest.fixture(scope="module")
 def local(folder: Path) -> LocalLikelihood:
     return open_local_likelihood(folder, PLAIN)
@@ -188,12 +192,12 @@ def served(local: LocalLikelihood) -> Callable[[Asked], Said]:
 
 
 def opened(
-    there: Site, folder: Path, tmp_path: Path, dialect: str = "vllm", tokenizer: Path | None = None, slots: int = 4
+    there: Site, folder: Path, tmp_path: Path, dialect: str = "vllm", send: JsonObject | None = None
 ) -> RemoteLikelihood:
+    patience: JsonObject = {"concurrency": 4, "first_wait_s": 0.001, "longest_wait_s": 0.01, "attempts": 3}
+    server = {"url": there.url, "dialect": dialect, "model": "m", "tokenizer": str(folder), "patience": patience}
     file = tmp_path / "likelihood.yaml"
-    patience = f"{{concurrency: {slots}, first_wait_s: 0.001, longest_wait_s: 0.01, attempts: 3}}"
-    lines = [f"url: {there.url}", f"dialect: {dialect}", "model: m", f"tokenizer: {tokenizer or folder}"]
-    file.write_text("\n".join([*lines, f"patience: {patience}", ""]), encoding="utf-8")
+    file.write_text(json.dumps({**server, "send": send or {}}), encoding="utf-8")
     client = open_likelihood(str(file))
     assert isinstance(client, RemoteLikelihood)
     return client
@@ -239,12 +243,8 @@ def test_scores_of_another_request_or_chat_template_are_not_taken_from_a_cache(t
     copy = shutil.copytree(talking, tmp_path / "copy")
     model = open_local_likelihood(talking, PLAIN)
 
-    def identity(there: Site, **settings: object) -> str:
-        file = tmp_path / "likelihood.yaml"
-        server = {"url": there.url, "dialect": "vllm", "model": "m", "tokenizer": str(copy), **settings}
-        file.write_text(json.dumps(server), encoding="utf-8")
-        remote = open_likelihood(str(file))
-        assert isinstance(remote, RemoteLikelihood)
+    def identity(there: Site, send: JsonObject | None = None) -> str:
+        remote = opened(there, copy, tmp_path, send=send)
         remote.calls.close()
         return remote.identity
 
@@ -275,31 +275,36 @@ def test_a_refused_prompt_is_a_fault_of_its_own_and_no_likelihood(
     assert scores[0].nats == pytest.approx(local.score(ROWS)[0].nats, abs=1e-4)
 
 
-def test_an_answer_to_other_tokens_is_a_fault(folder: Path, tmp_path: Path, served: Callable[[Asked], Said]) -> None:
-    """Truncated and changed prompts, probabilities of 0, and holes."""
-    wrong: dict[str, list[list[Json]]] = {
-        "vllm": [[], [{"1": {"logprob": -1.0}}], [None]], "sglang": [[], [[-1.0, 1, "x"]]],
-    }  # fmt: skip
-    """Dialect → what replaces the last token."""
-    for dialect, replacements in wrong.items():
-        for replacement in replacements:
-
-            def answer(request: Asked, replacement: list[Json] = replacement) -> Said:
-                reply = served(request)
-                if request.number:  # the first request is the probe
-                    row = item(cast(JsonObject, reply.body), *PATHS[request.path])
-                    cast(list[Json], row)[-1:] = replacement
-                return reply
-
-            with site(answer) as there:
-                score = scored(opened(there, folder, tmp_path, dialect), ROWS[:1])[0]
-            assert score.nats is None and score.fault, dialect
-
-
-PATHS: dict[str, list[str | int]] = {
-    "/v1/completions": ["choices", 0, "prompt_logprobs"], "/generate": ["meta_info", "input_token_logprobs"],
+TOKENS_AT: dict[str, list[str | int]] = {
+    "vllm": ["choices", 0, "prompt_logprobs"], "sglang": ["meta_info", "input_token_logprobs"],
 }  # fmt: skip
-"""Path of a request → where its answer has the tokens."""
+"""Dialect → where an answer has the tokens."""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "replacement"),
+    [
+        ("vllm", []),
+        ("vllm", [{"1": {"logprob": -1.0}}]),
+        ("vllm", [None]),
+        ("sglang", []),
+        ("sglang", [[-1.0, 1, "x"]]),
+    ],
+)
+def test_an_answer_to_other_tokens_is_a_fault(
+    dialect: str, replacement: list[Json], folder: Path, tmp_path: Path, served: Callable[[Asked], Said]
+) -> None:
+    """Truncated and changed prompts, probabilities of 0, and holes, in place of the last token."""
+
+    def answer(request: Asked) -> Said:
+        reply = served(request)
+        if request.number:  # the first request is the probe
+            cast(list[Json], item(cast(JsonObject, reply.body), *TOKENS_AT[dialect]))[-1:] = replacement
+        return reply
+
+    with site(answer) as there:
+        score = scored(opened(there, folder, tmp_path, dialect), ROWS[:1])[0]
+    assert score.nats is None and score.fault
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -313,10 +318,6 @@ def test_a_server_without_log_probabilities_of_prompts_is_refused_with_one_sente
         assert "\n" not in str(told.value)
 
 
-def always(reply: Said) -> Callable[[Asked], Said]:
-    return lambda request: reply
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_tokenizer_of_another_model_is_noticed_before_any_label(
     dialect: str, folder: Path, tmp_path: Path, served: Callable[[Asked], Said]
@@ -324,7 +325,7 @@ def test_the_tokenizer_of_another_model_is_noticed_before_any_label(
     other = tmp_path / "other"
     make_policy(SMALL, [" the capital of France"], ["<|x|>"], other, seed=3)
     with site(served) as there, pytest.raises(SettingError, match="tokenizer"):
-        opened(there, folder, tmp_path, dialect, tokenizer=other)
+        opened(there, other, tmp_path, dialect)
 
 
 # --- a local model that writes texts: prompts that forge special tokens, rows that depend on their batch

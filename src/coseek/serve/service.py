@@ -8,7 +8,6 @@ are left to a proxy.
 
 import asyncio
 import hmac
-import itertools
 import json
 import os
 import re
@@ -156,8 +155,6 @@ class AccessMiddleware:
         self._app = app
         self._token = None if token is None else b"Bearer " + token.encode()
         self._log = log
-        self._start = secrets.token_hex(4)
-        self._count = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -167,7 +164,7 @@ class AccessMiddleware:
         headers = cast(Headers, scope["headers"])
         ident = _header(headers, b"x-request-id")
         if not _ID.fullmatch(ident):
-            ident = f"{self._start}-{next(self._count)}".encode()
+            ident = secrets.token_hex(8).encode()
         record: JsonObject = {"status": 500}
         scope[RECORD] = record
 
