@@ -1,10 +1,16 @@
-"""Shared by tests of services: a server in a thread, and retrievers that are slow or fail on purpose."""
+"""Shared by tests of services: a server in a thread, and retrievers that are slow or fail on purpose.
+
+`python -m tests.serve.live FILE` is a server whose searches wait until FILE exists. It prints its URL.
+"""
 
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 
@@ -13,7 +19,7 @@ from coseek.core.settings import make_settings
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.retrieval.query import Query, QueryLike
 from coseek.retrieval.retriever import Retriever
-from coseek.serve.search_service import SearchService, make_app
+from coseek.serve.search_service import SearchService, make_app, serve
 from coseek.serve.service import App, Server, Service, bound
 from coseek.serve.settings import ServeSettings
 
@@ -98,3 +104,26 @@ def in_a_thread(service: Service, app: App, listening: socket.socket) -> Iterato
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+class SlowRetriever(EchoRetriever):
+    """Waits before every search until a file exists; the first search creates FILE.begun."""
+
+    def __init__(self, opens: Path) -> None:
+        super().__init__()
+        self.opens = opens
+
+    def search(self, queries: Sequence[QueryLike], k: int) -> list[list[Hit]]:
+        if [Query.of(query).text for query in queries] != ["warm up"]:
+            Path(f"{self.opens}.begun").touch()
+            while not self.opens.exists():
+                time.sleep(0.01)
+        return super().search(queries, k)
+
+
+if __name__ == "__main__":
+    serve(
+        {"slow": lambda: SlowRetriever(Path(sys.argv[1]))},
+        ServeSettings(port=0, batch=4),
+        lambda url: print(url, flush=True),
+    )

@@ -60,12 +60,12 @@ def waiting(url: str) -> int:
 @pytest.mark.slow
 def test_after_sigterm_every_accepted_request_is_answered(tmp_path: Path) -> None:
     gate = tmp_path / "open"
-    command = ("-m", "tests.serve.slow_server", str(gate), "queries")
+    command = ("-m", "tests.serve.live", str(gate))
     with process(*command) as (running, url), ThreadPoolExecutor(32) as pool:
-        replies = [pool.submit(ask, url, "secret0")]
+        replies = [pool.submit(ask, url)]
         while not gate.with_name("open.begun").exists():  # the first batch, which is held up
             time.sleep(0.01)
-        replies += [pool.submit(ask, url, f"secret{number}") for number in range(1, 32)]
+        replies += [pool.submit(ask, url) for _ in range(31)]
         while waiting(url) < 31:
             time.sleep(0.01)
         running.send_signal(signal.SIGTERM)
@@ -78,8 +78,6 @@ def test_after_sigterm_every_accepted_request_is_answered(tmp_path: Path) -> Non
     assert [line["status"] for line in served] == [200] * 32
     assert max(line["batch"] for line in served) == 4
     assert sum(line["queue_ms"] for line in served) > 0
-    texts = sorted(text for line in served for text in line.get("texts", []))
-    assert texts == sorted(f"secret{number}" for number in range(32))
 
 
 @pytest.mark.slow

@@ -172,8 +172,6 @@ def _add_index(app: FastAPI, service: SearchService, name: str, prefix: str) -> 
         index = service.index(name)
         k = passages_of(search_request, limits, index.passages)
         record |= {"index": name, "queries": len(search_request.queries), "k": k}
-        if limits.log_queries:
-            record["texts"] = [Query.of(query).text for query in search_request.queries]
         queries = [query for query in search_request.queries if not blank(query)]
         lists: list[list[Hit]] = []
         if queries:

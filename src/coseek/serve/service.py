@@ -212,6 +212,8 @@ def _refusal(status: int, sentence: str) -> JSONResponse:
 ErrorBody: TypeAlias = Callable[[int, str, str], JsonObject]
 """(status, sentence, kind) → the body of an error response."""
 _BACKLOG = 1_024
+_KEEP_ALIVE_S = 75
+"""Seconds for which an idle connection is kept open."""
 
 
 class WorkThread:
@@ -354,7 +356,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=settings.keep_alive_s,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             limit_concurrency=settings.max_connections + 1,
             backlog=_BACKLOG,
         )

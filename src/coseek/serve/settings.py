@@ -20,8 +20,6 @@ class ListenSettings(Settings):
     """Maximum number of bytes of one request's body."""
     body_s: float = Field(default=30.0, gt=0)
     """Maximum number of seconds for sending the body of a request."""
-    keep_alive_s: int = Field(default=75, ge=1)
-    """Seconds for which an idle connection is kept open."""
     log: bool = True
     """Write one JSON line per request to stderr."""
 
@@ -49,8 +47,6 @@ class ServeSettings(ListenSettings):
     """Maximum number of passages in one response: queries times `topk`."""
     max_answer_bytes: int = Field(default=134_217_728, ge=1)
     """Maximum number of bytes of one response."""
-    log_queries: bool = False
-    """Also log the queries. Off by default, since they are the users' words."""
 
 
 class AgentServeSettings(ListenSettings):

@@ -60,7 +60,6 @@ def serve_retriever(
     max_topk: Annotated[int, Option(min=1, help="Maximum number of passages per query.")] = _OURS.max_topk,
     devices: Annotated[str, Option(help="Devices that share the vectors of dense indexes: cuda:0,cuda:1.")] = "",
     quiet: Quiet = False,
-    log_queries: Annotated[bool, Option("--log-queries", help="Write the queries into the log, too.")] = False,
 ) -> None:
     """Serve one or several retrievers: POST /retrieve (the first) and /NAME/retrieve, GET /health and /info.
 
@@ -72,7 +71,7 @@ def serve_retriever(
     typed = {
         "host": host, "port": port, "token_env": token_env, "topk": topk, "batch": batch,
         "queue": queue, "most_wait_s": most_wait, "max_queries": min(max_queries, queue), "max_topk": max_topk,
-        "log": not quiet, "log_queries": log_queries,
+        "log": not quiet,
     }  # fmt: skip
     settings = make_settings(ServeSettings, typed)
     openers = named(retrievers, options.split_names(devices))
