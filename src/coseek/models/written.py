@@ -106,8 +106,9 @@ class ToolCallText:
 
 def split_reasoning(text: str) -> tuple[str, str]:
     """The reasoning and the visible text in a model's output, without their marks. Runs in linear time."""
-    if "<|channel|>" in text:
-        return _split_channels(text)
+    if "<|channel|>" in text:  # Harmony: the last `final` channel is the text, all other channels but calls reasoning
+        message = _harmony(text) if _HEAD.search(text) else {"reasoning_content": text.strip()}
+        return str(message.get("reasoning_content", "")), str(message.get("content", ""))
     if bare := _BARE_CHANNELS.match(text):
         return (bare[1] or bare[2] or "").strip(), text[bare.end() :].strip()
     reasoning: list[str] = []
@@ -133,14 +134,6 @@ def _join(pieces: list[str]) -> str:
         needs_break = text and piece and not text[-1].isspace() and not piece[0].isspace()
         text += f"\n{piece}" if needs_break else piece
     return text
-
-
-def _split_channels(text: str) -> tuple[str, str]:
-    """Harmony: the last `final` channel is the text, all other channels but calls are reasoning."""
-    if not _HEAD.search(text):
-        return text.strip(), ""
-    message = _harmony(text)
-    return str(message.get("reasoning_content", "")), str(message.get("content", ""))
 
 
 def without_reasoning(text: str) -> str:
