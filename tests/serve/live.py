@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -104,6 +104,14 @@ def in_a_thread(service: Service, app: App, listening: socket.socket) -> Iterato
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+def until(true: Callable[..., bool]) -> None:
+    """Wait until the condition is true, at most 20 s."""
+    ends = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 class SlowRetriever(EchoRetriever):

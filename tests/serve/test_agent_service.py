@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,13 +14,16 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOptionsParam
 from tests.models.tiny_policy import tiny_policy
-from tests.serve.agent_live import LONG, QUESTIONS, SHORT, ask, live_agent, measured, until
-from tests.serve.live import WEB, EchoRetriever
+from tests.serve.live import WEB, EchoRetriever, in_a_thread, until
 
+from coseek.agents.drivers import rollout
+from coseek.agents.factory import limits_for, open_agent, settings_for, settled_for
+from coseek.agents.limits import Limits
 from coseek.agents.prompt_template import EARLIER
 from coseek.agents.sources import reply_in_words
 from coseek.agents.tag import NOT_FOUND
 from coseek.core.files import Json
+from coseek.core.settings import make_settings
 from coseek.core.text import as_written
 from coseek.data.dataset import Dataset
 from coseek.data.passage import Hit, Passage
@@ -30,9 +34,43 @@ from coseek.models.tokenizer import HfTokenizer
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import QueryLike
-from coseek.serve.agent_app import PAGE, ChatRequest, details, reasoning, usage
-from coseek.serve.agent_service import examples_for
-from coseek.serve.service import parse_body
+from coseek.serve.agent_app import PAGE, ChatRequest, details, make_agent_app, reasoning, usage
+from coseek.serve.agent_service import AgentService, examples_for
+from coseek.serve.service import bound, parse_body
+from coseek.serve.settings import AgentServeSettings
+
+SHORT = Limits(max_turns=3, max_turn_tokens=24, max_observation_tokens=64, max_tokens=2000)
+LONG = SHORT.model_copy(update={"max_turn_tokens": 200})
+"""With the tiny policy of seed 6: answers, a search, and turns without either."""
+QUESTIONS = [f"Who wrote program {number} ?" for number in range(12)]
+
+
+@contextmanager
+def live_agent(
+    name: str, retriever: EchoRetriever | None = None, limits: Limits | None = None, **settings: float | str
+) -> Iterator[tuple[str, AgentService]]:
+    """The URL of an agent's server in a thread, and its service."""
+    given = make_settings(AgentServeSettings, {"port": 0, "log": False, **settings})
+    chosen = settings_for(name, "search-r1")
+    listening = bound(given.host, given.port)
+    service = AgentService(
+        settled_for(chosen, chosen), lambda: retriever or EchoRetriever(), limits or limits_for(chosen), given, "agent"
+    )
+    with in_a_thread(service, make_agent_app(service), listening) as url:
+        yield url, service
+
+
+def ask(url: str, question: str, **more: object) -> httpx.Response:
+    row = {"messages": [{"role": "user", "content": question}], **more}
+    return WEB.post(f"{url}/v1/chat/completions", json=row)
+
+
+def measured(name: str, limits: Limits | None = None, questions: Sequence[Question] | None = None) -> list[Trajectory]:
+    """The same questions in a run."""
+    chosen = settings_for(name, "search-r1")
+    agent = open_agent(settled_for(chosen, chosen))
+    questions = questions or [Question("asked", text) for text in QUESTIONS]
+    return rollout(agent, EchoRetriever(), questions, [5] * len(questions), limits or limits_for(chosen))
 
 
 def same(answer: dict[str, object], run: Trajectory) -> bool:

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.serve.agent_live import until
-from tests.serve.live import CORPUS, WEB, EchoRetriever, live
+from tests.serve.live import CORPUS, WEB, EchoRetriever, live, until
 
 from coseek.cli.commands.serve import TOGETHER_CPU, named, opened
 from coseek.cli.main import main
