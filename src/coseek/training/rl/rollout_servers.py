@@ -104,9 +104,7 @@ class ServedBackend:
             raise ModelError(f"no rollout server loaded the new weights: {'; '.join(self.refusals.values())}")
         for pool in self._pools:
             dialects = {server: dialect_of(pool.servers[server].served.dialect) for server in self.current}
-            takes_adapter = [
-                server for server, dialect in dialects.items() if isinstance(dialect, WeightDialect) and dialect.ADAPTERS
-            ]
+            takes_adapter = [server for server, dialect in dialects.items() if getattr(dialect, "ADAPTERS", False)]
             names = dict.fromkeys(takes_adapter, update.name) if update.adapter else {}
             pool.use(self.current, version, names)
         if self.workers.is_main:
