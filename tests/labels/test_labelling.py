@@ -76,7 +76,8 @@ def served_parts(folder: Path, url: str) -> LabelResources:
     scorer.write_text(f"url: {url}\nmodel: m\npatience: {{concurrency: {SLOTS}, attempts: 1}}\n", encoding="utf-8")
     settings = RemoteModelSettings(dialect="completions", model="m", patience=patience)
     grammar = protocol().grammar
-    model = open_remote(url, settings, ByteTokenizer(grammar.special_tokens), grammar.stops, 0.0, grammar.lost_stop)
+    model = open_remote(url, settings, ByteTokenizer(grammar.special_tokens), grammar.stops)
+    model.lost_stop = grammar.lost_stop
     speaker = AgentWithLimits(Agent(protocol(), model), LIMITS, "the server")
     return LabelResources(folder, bm25(), lambda: speaker, str(scorer))
 
