@@ -71,7 +71,7 @@ def served(run: Trajectory, serving: str) -> list[tuple[str, str]]:
 @pytest.mark.medium
 def test_runs_serve_again_what_an_extractor_of_their_text_finds() -> None:
     sizes = set()
-    for seed in range(120):
+    for seed in range(300):
         rng = random.Random(seed)
         run = play("s3-code", *(turn(rng, number) for number in range(1, 6)), limits=LIMITS, retriever=shelf(rng))
         expected = {
