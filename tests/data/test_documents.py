@@ -161,7 +161,9 @@ ROOT_ALONE = b"%PDF-1.7\n1 0 obj << /Type /Catalog /Pages 1 0 R >> endobj\ntrail
 @pytest.mark.parametrize(
     ("settings", "files"),
     [
-        ({"max_archive_mb": 1}, {"a.zip": (zipped({f"{n}.txt": b"herons fly " * 36_000 for n in range(3)}), "more than 1 MB")}),
+        ({"max_archive_mb": 1}, {
+            "a.zip": (zipped({f"{n}.txt": b"herons fly " * 36_000 for n in range(3)}), "more than 1 MB"),
+        }),
         ({"max_file_mb": 1}, {
             "a.txt.gz": (gzip.compress(b"x " * 600_000), "larger than 1 MB"),
             "a.txt": (b"words " * 200_000, "larger than 1 MB"),
