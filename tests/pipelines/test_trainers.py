@@ -161,6 +161,18 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda index: AgentTrainer(recipe="quickstart", algorithm=lambda: None),  # type: ignore[arg-type, misc]
         "must take (step)",
     ),
+    "steps twice": (
+        lambda index: AgentTrainer("base", steps=7, rl={"steps": 3}),
+        "rl.steps is 7 by a parameter and 3 by a setting; leave one out",
+    ),
+    "a reward twice": (
+        lambda index: AgentTrainer("base", reward="f1", overrides=["reward={exact_match: 1.0}"]),
+        "reward.f1 is 1.0 by a parameter and None by a setting",
+    ),
+    "steps of a retriever twice": (
+        lambda index: RetrieverTrainer(recipe="two-cores", steps=7, training={"steps": 3}),
+        "training.steps is 7 by a parameter",
+    ),
     "no questions": (lambda index: AgentTrainer("base", reward="f1"), "pass questions="),
     "a split": (
         lambda index: AgentTrainer("base", questions={"train": [ASKED], "tset": [ASKED]}),

@@ -26,7 +26,7 @@ from coseek.core.errors import SettingError, closest, in_python_words, missing_e
 from coseek.core.files import Json, JsonObject, as_path, check_output_folder, is_failed_start
 from coseek.core.plugins import CannotResume, OwnFunction, is_function, own_function, plugin_digests, plugin_name
 from coseek.core.progress import NoProgress, PrintedProgress, Progress
-from coseek.core.settings import Settings, changed_settings, dump_settings, typed_overrides
+from coseek.core.settings import Settings, apply_overrides, changed_settings, dump_settings, typed_overrides
 from coseek.data.dataset import QUESTIONS
 from coseek.data.question import Question, QuestionSplit, load_questions, save_questions
 from coseek.pipelines.agent_check import (
@@ -137,8 +137,8 @@ class AgentTrainer(_Trainer[TrainedAgent]):
     that returns passages), `view` (maps a `Query` to the text that the retriever gets), `tools` (more tools for the
     protocol `tools`), `reward` (of a finished trajectory; also a list, or a mapping of names to weights), `algorithm`
     (maps `StepRewards` to advantages) and `policy_loss` (maps a `LossBatch` to losses). All other settings are a
-    recipe's: `rl={"group_size": 5}`, `seed=1`, `**{"rl.policy.optimizer.lr": 1e-6}`. They are merged over the
-    parameters, and `overrides` over both.
+    recipe's: `rl={"group_size": 5}`, `seed=1`, `**{"rl.policy.optimizer.lr": 1e-6}`. A setting that contradicts a
+    parameter is refused.
 
     Raises `SettingError`, `UnknownName` or `DataError` with all mistakes at once, before torch is imported.
     """
@@ -179,10 +179,10 @@ class AgentTrainer(_Trainer[TrainedAgent]):
         }
         defaults = {} if recipe is not None else _suitable_settings(model, protocol)
         defaults |= {} if self._question_source is None else self._question_source.settings()
-        words = [*typed_overrides(defaults), *_override_words(parameters, settings, overrides)]
+        words = [*typed_overrides(defaults), *_override_words(AgentRecipe, parameters, settings, overrides)]
         if recipe is None and not any(word.partition("=")[0].split(".")[0] == "data" for word in words):
             raise SettingError("there are no questions to train on; pass questions=, or a recipe that names some")
-        self.recipe = checked_recipe("" if recipe is None else str(recipe), words)
+        self.recipe = checked_recipe("" if recipe is None else str(as_path(recipe, "a recipe")), words)
         self._functions = _functions_of(self.recipe)
 
     def run(self, out: Path, resume: bool, progress: Progress) -> TrainedAgent:
@@ -242,9 +242,9 @@ class RetrieverTrainer(_Trainer[TrainedRetriever]):
             "view": None if view is None else view_name(view),
             "training.steps": steps,
         }
-        words = _override_words(parameters, settings, overrides)
+        words = _override_words(RetrieverRecipe, parameters, settings, overrides)
         paths = [str(as_path(folder, "a label folder")) for folder in folders]
-        self.recipe = load_retriever_recipe("" if recipe is None else str(recipe), words, paths)
+        self.recipe = load_retriever_recipe("" if recipe is None else str(as_path(recipe, "a recipe")), words, paths)
         check_retriever_recipe(self.recipe)
         self._functions = _functions_of(self.recipe)
 
@@ -328,11 +328,26 @@ def _check_names(trainer: type, recipe: type[Settings], settings: Mapping[str, o
 
 
 def _override_words(
-    parameters: Mapping[str, object], settings: Mapping[str, object], overrides: Sequence[str]
+    recipe: type[Settings],
+    parameters: Mapping[str, object],
+    settings: Mapping[str, object],
+    overrides: Sequence[str],
 ) -> list[str]:
-    """The parameters that are not `None`, then the settings, as overrides."""
+    """The parameters that are not `None`, then the settings, as overrides. Raises `SettingError` if a setting
+    contradicts a parameter."""
     parameter_words = typed_overrides({name: value for name, value in parameters.items() if value is not None})
-    return [*parameter_words, *typed_overrides(settings), *overrides]
+    words = [*parameter_words, *typed_overrides(settings), *overrides]
+    _check_kept(apply_overrides({}, parameter_words, recipe), apply_overrides({}, words, recipe))
+    return words
+
+
+def _check_kept(given: JsonObject, merged: JsonObject, prefix: str = "") -> None:
+    for name, value in given.items():
+        now = merged.get(name)
+        if isinstance(value, dict) and isinstance(now, dict):
+            _check_kept(value, now, f"{prefix}{name}.")
+        elif now != value:
+            raise SettingError(f"{prefix}{name} is {value!r} by a parameter and {now!r} by a setting; leave one out")
 
 
 def _checked_questions(questions: Iterable[object]) -> list[Question]:
