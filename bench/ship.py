@@ -29,8 +29,7 @@ from coseek.core.files import Json, JsonObject, atomic_folder, read_json, read_y
 from coseek.core.fingerprint import file_digest, fingerprint
 from coseek.core.settings import Settings, dump_settings, make_settings
 from coseek.data.digests import KEY
-from coseek.hub.card import FILE as CARD
-from coseek.hub.card import ModelCard
+from coseek.hub.card import FILE as CARD, ModelCard
 from coseek.lab.pipelines.recipes import BaseRecipe
 from coseek.models.model_folder import WEIGHTS, Kind, model_path, shipped_models
 from coseek.pipelines.run_record import FILE

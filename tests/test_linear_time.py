@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.agents.protocol import FOLDER, load_protocol
 from coseek.agents.scripted.extract import extract

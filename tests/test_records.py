@@ -9,8 +9,7 @@ from typing import Annotated, Protocol, Self
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.agents.search_turns import TurnId
 from coseek.core.errors import DataError

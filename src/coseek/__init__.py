@@ -12,54 +12,46 @@ __version__ = "0.3.0"
 if TYPE_CHECKING:
     from coseek.agents.drivers import Agent as Agent
     from coseek.agents.limits import Limits as Limits
-    from coseek.core.errors import CoseekError as CoseekError
-    from coseek.core.errors import UserError as UserError
+    from coseek.core.errors import CoseekError as CoseekError, UserError as UserError
     from coseek.core.settings import Settings as Settings
-    from coseek.data.answers import cover_match as cover_match
-    from coseek.data.answers import exact_match as exact_match
-    from coseek.data.answers import f1 as f1
+    from coseek.data.answers import cover_match as cover_match, exact_match as exact_match, f1 as f1
     from coseek.data.dataset import Dataset as Dataset
-    from coseek.data.passage import Corpus as Corpus
-    from coseek.data.passage import Hit as Hit
-    from coseek.data.passage import Passage as Passage
+    from coseek.data.passage import Corpus as Corpus, Hit as Hit, Passage as Passage
     from coseek.data.question import Question as Question
     from coseek.data.run import Run as Run
-    from coseek.data.trajectory import Author as Author
-    from coseek.data.trajectory import Search as Search
-    from coseek.data.trajectory import Segment as Segment
-    from coseek.data.trajectory import StopReason as StopReason
-    from coseek.data.trajectory import Trajectory as Trajectory
-    from coseek.library import ask as ask
-    from coseek.library import import_documents as import_documents
-    from coseek.library import label as label
-    from coseek.library import load_protocol as load_protocol
-    from coseek.library import load_questions as load_questions
-    from coseek.library import make_reward as make_reward
-    from coseek.library import make_world as make_world
-    from coseek.library import measure_retrievers as measure_retrievers
-    from coseek.library import open_agent as open_agent
-    from coseek.library import rollout as rollout
-    from coseek.library import run_agent as run_agent
-    from coseek.library import score as score
-    from coseek.library import train_agent as train_agent
-    from coseek.library import train_retriever as train_retriever
+    from coseek.data.trajectory import (
+        Author as Author,
+        Search as Search,
+        Segment as Segment,
+        StopReason as StopReason,
+        Trajectory as Trajectory,
+    )
+    from coseek.library import (
+        ask as ask,
+        import_documents as import_documents,
+        label as label,
+        load_protocol as load_protocol,
+        load_questions as load_questions,
+        make_reward as make_reward,
+        make_world as make_world,
+        measure_retrievers as measure_retrievers,
+        open_agent as open_agent,
+        rollout as rollout,
+        run_agent as run_agent,
+        score as score,
+        train_agent as train_agent,
+        train_retriever as train_retriever,
+    )
     from coseek.measure.intervals import Interval as Interval
     from coseek.measure.score import Scores as Scores
     from coseek.models.model import Model as Model
-    from coseek.pipelines.part_trials import PartTrial as PartTrial
-    from coseek.pipelines.part_trials import check_part as check_part
-    from coseek.pipelines.trainers import AgentTrainer as AgentTrainer
-    from coseek.pipelines.trainers import RetrieverTrainer as RetrieverTrainer
-    from coseek.retrieval.factory import OpenContext as OpenContext
-    from coseek.retrieval.factory import open_retriever as open_retriever
-    from coseek.retrieval.index import build_index as build_index
-    from coseek.retrieval.index import open_index as open_index
-    from coseek.retrieval.query import Query as Query
-    from coseek.retrieval.query import as_queries as as_queries
+    from coseek.pipelines.part_trials import PartTrial as PartTrial, check_part as check_part
+    from coseek.pipelines.trainers import AgentTrainer as AgentTrainer, RetrieverTrainer as RetrieverTrainer
+    from coseek.retrieval.factory import OpenContext as OpenContext, open_retriever as open_retriever
+    from coseek.retrieval.index import build_index as build_index, open_index as open_index
+    from coseek.retrieval.query import Query as Query, as_queries as as_queries
     from coseek.retrieval.retriever import Retriever as Retriever
-    from coseek.rewards.reward import PartSettings as PartSettings
-    from coseek.rewards.reward import Reward as Reward
-    from coseek.rewards.reward import RewardFault as RewardFault
+    from coseek.rewards.reward import PartSettings as PartSettings, Reward as Reward, RewardFault as RewardFault
 
 _NAMES = {
     "agents.drivers": "Agent",

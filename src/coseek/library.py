@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from coseek.agents import factory
-from coseek.agents.drivers import Agent
-from coseek.agents.drivers import rollout as _rollout
+from coseek.agents.drivers import Agent, rollout as _rollout
 from coseek.agents.limits import Limits
-from coseek.agents.protocol import Protocol
-from coseek.agents.protocol import load_protocol as _load_protocol
+from coseek.agents.protocol import Protocol, load_protocol as _load_protocol
 from coseek.agents.run_questions import row_seed
 from coseek.core.cluster import cluster_at
 from coseek.core.errors import SettingError, in_python_words, missing_extras
@@ -42,14 +40,19 @@ from coseek.measure.rankings import metrics_within
 from coseek.measure.score import Scores
 from coseek.measure.searched import RetrievalMeasure, default_metrics, search_questions
 from coseek.models.text_model import TextModelSettings
-from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, questions_at
-from coseek.pipelines.agent_run import run_agent as _run_agent
+from coseek.pipelines.agent_run import RunSettings, check_gold, check_run, questions_at, run_agent as _run_agent
 from coseek.pipelines.labelling import label_runs, label_settings
 from coseek.pipelines.trainers import AgentTrainer, RetrieverTrainer
 from coseek.retrieval.factory import SearchFunction, Source, as_retriever, open_retriever
 from coseek.retrieval.retriever import Retriever
-from coseek.rewards.reward import Reward, RewardFault, RewardFunction, RewardLike, reward_spec
-from coseek.rewards.reward import make_reward as _make_reward
+from coseek.rewards.reward import (
+    Reward,
+    RewardFault,
+    RewardFunction,
+    RewardLike,
+    make_reward as _make_reward,
+    reward_spec,
+)
 
 PathLike: TypeAlias = str | Path
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.agents.playing import CORPUS, OURS, QUESTION, Shelf, play, script
 
 from coseek.agents.protocol import load_protocol

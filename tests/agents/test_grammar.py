@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.agents.protocol import load_protocol
 from coseek.agents.tag import (

@@ -38,8 +38,7 @@ from coseek.models.tokenizer import ByteTokenizer
 from coseek.pipelines.audit import audit_run
 from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import FixedRetriever
-from coseek.retrieval.retrievers.remote import RemoteRetriever
-from coseek.retrieval.retrievers.remote import RemoteRetrieverSettings as RetrieverSettings
+from coseek.retrieval.retrievers.remote import RemoteRetriever, RemoteRetrieverSettings as RetrieverSettings
 
 QUESTION = Question("q1", "Where was Mira Castell born?", ("Orlen",))
 PASSAGE = Passage("p1", "Mira Castell", "Mira Castell was born in Orlen.")

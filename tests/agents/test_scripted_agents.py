@@ -4,16 +4,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.agents.playing import moves_of
 
 from coseek.agents.drivers import Agent, rollout
 from coseek.agents.factory import limits_for, open_agent, settings_for
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
-from coseek.agents.scripted.evidence import LONGEST as LONGEST_QUOTATION
-from coseek.agents.scripted.evidence import EvidenceAgent, quotation
+from coseek.agents.scripted.evidence import LONGEST as LONGEST_QUOTATION, EvidenceAgent, quotation
 from coseek.agents.scripted.extract import LONGEST, extract
 from coseek.agents.scripted.rules import RuleAgent, guess, heading, opening_name, with_subject
 from coseek.agents.scripted_agent import Move, ScriptedAgentModel

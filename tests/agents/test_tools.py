@@ -9,8 +9,7 @@ from textwrap import dedent
 from typing import Literal, cast
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.agents.playing import QUESTION, WIDE, Shelf, observations, play, script, typist
 from tests.examples_drawn import at_most
 from tests.scripted import ScriptedModel

@@ -12,8 +12,10 @@ from tests.cli.test_bad_input import contents
 from tests.core.test_lock import holder
 from tests.hardware.paces import FAST, SLOW, processor
 from tests.hub.hub_server import HubState
-from tests.hub.test_sharing import TINY
-from tests.hub.test_sharing import server as server  # a fixture
+from tests.hub.test_sharing import (
+    TINY,
+    server as server,  # a fixture
+)
 from tests.models.tiny_policy import tiny_policy
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.source_tree import ROOT

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.cli.conftest import Type
 from tests.models.http_site import site
 from tests.models.model_servers import KINDS, answers

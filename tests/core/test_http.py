@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.models.http_site import Asked, Said, Site, site
 
 from coseek.core.connections import CircuitBreaker, parse_base_url

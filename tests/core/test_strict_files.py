@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.source_tree import PACKAGE
 
 from coseek.core.errors import DataError

@@ -1,8 +1,7 @@
 import string
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from coseek.core.errors import SettingError
 from coseek.data.answers import cover_match, exact_match, f1, normalise, span_match, substring_match

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.agents.playing import WIDE, Shelf, typist
 
 from coseek.agents.drivers import Agent, rollout

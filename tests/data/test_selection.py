@@ -2,8 +2,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, decode, fault, run, search_of
 

@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tests.agents.playing import QUESTION as ADAS
-from tests.agents.playing import WIDE, Shelf, play
+from hypothesis import given, settings, strategies as st
+from tests.agents.playing import QUESTION as ADAS, WIDE, Shelf, play
 from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 from tests.scripted import Failing, Scripted, generator, judge

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.scripted import Failing
 
 from coseek.agents.search_turns import SearchTurn, TurnId

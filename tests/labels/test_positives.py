@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.agents.playing import CORPUS, EVE, Shelf, play, typist
 from tests.labels.small import continued, parts, turns
 

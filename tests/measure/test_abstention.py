@@ -8,8 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.measure.samples import ORBO, QUESTION, run, search_of
 
 from coseek.agents.tag import NOT_FOUND

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import ir_measures
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from ir_measures import RR, R, nDCG
 from tests.scripted import Failing
 

@@ -3,8 +3,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.examples_drawn import at_most
 from tests.html_page import HtmlPage
 from tests.measure.samples import QUESTION, fault, run, search_of

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of
 
 from coseek.data.passage import Passage

@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.models.networks import NETWORKS, network, random_ids, request
 from transformers import PreTrainedModel
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.models.networks import NETWORKS, SHAPE, VOCABULARY, converse, logits_of, network, request, transcript
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
 

@@ -1,8 +1,7 @@
 """Fears about what a model wrote: reasoning that becomes an answer, an answer that is lost with the reasoning."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.core.files import Json
 from coseek.models.judge_text import read_verdict

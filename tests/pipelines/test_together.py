@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests.pipelines.small_together import outcome, train
-from tests.pipelines.small_together import small as recipe
+from tests.pipelines.small_together import outcome, small as recipe, train
 from tests.pipelines.trainings import checked_card
 from tests.retrieval.tiny_encoder import make_encoder
 from tests.serve.live import live

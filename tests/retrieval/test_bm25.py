@@ -7,8 +7,7 @@ from pathlib import Path
 import bm25s  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from tests.examples_drawn import at_most
 
 from coseek.core.errors import SettingError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.core.errors import IndexMismatch, RetrieverError, SettingError
 from coseek.core.settings import make_settings

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.digests import digests
 from tests.retrieval.tiny_encoder import WORDS, make_encoder, sentences
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.models.http_site import Asked, Said, site
 from tests.serve.live import CORPUS, EchoRetriever, live
 

@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.retrieval.test_remote import asking, ids, remote, respond
 from tests.serve.live import CORPUS, EchoRetriever, live
 

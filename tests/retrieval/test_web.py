@@ -11,8 +11,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.examples_drawn import at_most
 from tests.models import http_site
 from tests.models.http_site import Asked, Said

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.measure.samples import ORBO, QUESTION, run, search_of
 
 from coseek.data.question import Question

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.examples_drawn import at_most
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, run, search_of, written
 

@@ -9,8 +9,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.measure.samples import MIRA, ORBO, OTHER, QUESTION, fault, run, search_of
 
 from coseek.core.errors import DataError, SettingError, UnknownName, UserError

@@ -18,8 +18,7 @@ WHOLE = "Ada 月が海を動かす 🙂 naïve <answer>é</answer>\n" * 4
 
 def looking_back() -> HfTokenizer:
     """A tokenizer whose decoder drops the blank before the first word, like SentencePiece's."""
-    from tokenizers import Tokenizer as RustTokenizer
-    from tokenizers import decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as RustTokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {"<end>": 0, "<unk>": 1, **{f"▁{word}": index for index, word in enumerate(WHOLE.split(), start=2)}}

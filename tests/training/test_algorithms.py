@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.digests import timeless
 from tests.examples_drawn import at_most
 from tests.training.echo import QUESTIONS, experience_of, fixed, sampling, settings_of, train

@@ -9,8 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from tests.pipelines.trainings import trained
 from tests.processes import run_workers

@@ -7,8 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from tests.examples_drawn import at_most
 from tests.retrieval.tiny_encoder import make_encoder

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.examples_drawn import at_most
 from tests.training.echo import settings_of
 from tests.training.table_learner import TableBackend, TableLearner

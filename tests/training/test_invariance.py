@@ -4,8 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.training.echo import settings_of
 from tests.training.tiny import random_trajectories, tiny_model
 from torch import Tensor

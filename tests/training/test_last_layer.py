@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.training.tiny import VOCABULARY, agent, environment, random_trajectories, seeded, tiny_model, trajectory
 from torch import Tensor, nn
 from transformers import (

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.training.echo import QUESTIONS, sampling, settings_of
 from tests.training.tiny import tiny_model
 from tests.watching import Heard

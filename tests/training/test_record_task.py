@@ -6,8 +6,7 @@ from collections import Counter
 from functools import cache
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from coseek.lab.training.record_task import HOPS, RecordTask
 

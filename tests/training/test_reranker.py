@@ -10,8 +10,7 @@ import torch
 from sentence_transformers import CrossEncoder as Network
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.cross_encoder.losses import ListNetLoss
-from tests.training.retriever_run import RERANKER, recipe_of, write_given
-from tests.training.retriever_run import train as train_retriever
+from tests.training.retriever_run import RERANKER, recipe_of, train as train_retriever, write_given
 from tests.training.tiny_labels import label
 
 from coseek.core.errors import SettingError

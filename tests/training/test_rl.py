@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.training.echo import QUESTIONS, experience_of, fixed, reward, settings_of, train
 from tests.training.tiny import agent, environment, same_weights, tiny_model
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 from tests.training.tiny import agent, environment, tiny_model, trajectory
 from tests.watching import Heard, Presses

@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.digests import timeless
 from tests.processes import run_workers
 from tests.training.echo import QUESTIONS, reward, sampling, settings_of

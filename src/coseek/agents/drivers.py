@@ -13,8 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from types import TracebackType
-from typing import Protocol as Interface
-from typing import TypeAlias
+from typing import Protocol as Interface, TypeAlias
 
 from coseek.agents.environment import End, Environment, Next, PendingCall
 from coseek.agents.episode import Episode

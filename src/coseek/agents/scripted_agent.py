@@ -11,8 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol as Interface
-from typing import cast, runtime_checkable
+from typing import Protocol as Interface, cast, runtime_checkable
 
 from coseek.agents.episode import latest_block, shown_documents
 from coseek.agents.grammar import END, FALSE, START, TRUE, Grammar, as_json

@@ -15,8 +15,7 @@ from typing import IO, AnyStr, TypeAlias, TypeVar, cast
 import yaml
 
 from coseek.core.errors import DataError, SettingError
-from coseek.core.strict_json import InvalidJson, parse_lenient, parse_strict, text_fault_in
-from coseek.core.strict_json import Json as Json
+from coseek.core.strict_json import InvalidJson, Json as Json, parse_lenient, parse_strict, text_fault_in
 from coseek.core.strict_yaml import InvalidYaml, parse_yaml
 from coseek.core.text import HIDDEN
 

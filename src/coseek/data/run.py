@@ -29,8 +29,7 @@ from coseek.core.files import (
     read_yaml,
     write_yaml,
 )
-from coseek.core.lock import NAME as LOCK
-from coseek.core.lock import lock_folder
+from coseek.core.lock import NAME as LOCK, lock_folder
 from coseek.core.settings import Settings, check_same_settings, fixed_settings
 from coseek.core.strict_json import is_json
 from coseek.data.digests import (

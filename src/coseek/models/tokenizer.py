@@ -169,8 +169,7 @@ def train_tokenizer(
     then bytes and merges, at most `vocab_size` in all. No space is prepended. Any text can be encoded. With
     `single_digits` each digit is a token, the first with the space before it. A `vocab_size` that is too small is a
     `SettingError`."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import Regex, Tokenizer as RustTokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     specials = [PAD, END, *special_tokens]

@@ -28,8 +28,7 @@ from coseek.labels import maker
 from coseek.pipelines.agent_recipe import load_recipe
 from coseek.pipelines.agent_run import RunSettings, run_agent
 from coseek.pipelines.labelling import label_runs, label_settings
-from coseek.retrieval import factory as retrieval
-from coseek.retrieval import views
+from coseek.retrieval import factory as retrieval, views
 from coseek.retrieval.index import build_index
 from coseek.retrieval.query import Query
 from coseek.retrieval.retriever import Retriever

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from coseek.cli.main import main
 from coseek.core.errors import DataError, SettingError, UnknownName

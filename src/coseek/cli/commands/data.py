@@ -40,14 +40,12 @@ from coseek.hardware.device import AUTO
 from coseek.lab.parts.synthesis import SynthesisSettings
 from coseek.lab.synthesis.gates import Solver, solved
 from coseek.lab.synthesis.proposals import QuestionProposer
-from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary
-from coseek.lab.synthesis.synthesis import synthesize as synthesize_questions
+from coseek.lab.synthesis.synthesis import UNANSWERABLE, SynthesisSummary, synthesize as synthesize_questions
 from coseek.labels.importing import LabelImport, import_labels
 from coseek.measure.table import Table
 from coseek.models.model_folder import model_path
 from coseek.models.text_model import TextModelSettings
-from coseek.pipelines.collection import RECORD, CollectionSettings
-from coseek.pipelines.collection import collect as collect_pages
+from coseek.pipelines.collection import RECORD, CollectionSettings, collect as collect_pages
 from coseek.pipelines.data_folder import check_data_folder
 from coseek.retrieval.factory import check_source, open_retriever
 from coseek.retrieval.vectors.encoder import encoder_folder, is_shipped

@@ -6,8 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from coseek.cli.terminal import new_app, shell_word, tell
-from coseek.hub.sharing import RepoKind
-from coseek.hub.sharing import pull as pull_folder
+from coseek.hub.sharing import RepoKind, pull as pull_folder
 
 GROUP = "Sharing"
 app = new_app()
