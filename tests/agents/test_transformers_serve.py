@@ -99,7 +99,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_a_rollout_over_another_server_is_the_run_that_its_policy_has_learnt(served: Served) -> None:
     settings = RemoteModelSettings(dialect="completions", model=str(served.folder), patience=PATIENCE)
     grammar = PROTOCOL.grammar
-    model = open_remote(served.url, settings, served.tokenizer, grammar.stops, 0.0, grammar.lost_stop)
+    model = open_remote(served.url, settings, served.tokenizer, grammar.stops, 0.0)
     run = played(model)
     model.calls.close()
     assert (run.stop, run.answer, run.stop_detail) == (StopReason.ANSWERED, "1815", "")

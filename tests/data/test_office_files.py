@@ -32,13 +32,14 @@ def test_sheets_and_slides_become_passages_with_their_titles(tmp_path: Path) -> 
     slide = talk.slides.add_slide(talk.slide_layouts[1])
     slide.shapes.title.text, slide.placeholders[1].text = "Where herons fish", "At the mouth of the river."
     talk.save(slides)
+    was_loaded = "markitdown" in sys.modules  # by a test before this one
     made, passages = imported(tmp_path, birds__xlsx=sheet.getvalue(), talk__pptx=slides.getvalue())
     assert made.report["unread"] == []
     told = {passage.title: passage.text for passage in passages}
     assert told == {
         "Feeding": "bird | keeper\nheron | Ada Stone", "Where herons fish": "At the mouth of the river."
     }  # fmt: skip
-    assert "markitdown" not in sys.modules  # it works in the reader's process alone
+    assert ("markitdown" in sys.modules) is was_loaded  # it works in the reader's process alone
 
 
 @pytest.mark.slow
