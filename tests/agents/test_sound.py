@@ -131,7 +131,6 @@ def more(count: int, tag: str) -> Change:
     ("change", "message"),
     [
         (searched(turn=9), "which are not rising"),
-        (searched(turn=None), "which are not rising"),
         (lambda run: replace(run, searches=(run.searches[0], replace(run.searches[1], turn=9))), "belongs to turn 9"),
         (searched(selected=("p3",)), "'p3' was selected from search 1, which did not find it"),
         (searched(selected=("p2",)), "is not among the selected passages"),

@@ -1,6 +1,7 @@
 """Hand-made trajectories, small enough to check by eye. Ids are the text's code points, so `decode` is exact."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coseek.data.passage import Hit, Passage
 from coseek.data.question import Question
@@ -52,7 +53,7 @@ def run(
         question=question,
         protocol="search-r1",
         segments=tuple(segments),
-        searches=searches,
+        searches=tuple(replace(search, turn=search.turn or turn) for turn, search in enumerate(searches, start=1)),
         stop=stop or (StopReason.INVALID if answer is None else StopReason.ANSWERED),
         answer=answer,
         valid=valid,

@@ -124,7 +124,8 @@ def an_agent_is_trained_and_measured(given: Material) -> None:
 
     less = (
         "data.unseen=null", "data.world={train: 12, dev: 4, test: 4}", "warm_start.sft={steps: 2, repeat_steps: 1}",
-        "rl={steps: 1, questions_per_step: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2, dev: false, sampled: false}",
+        "rl={steps: 1, questions_per_step: 2, evaluate_every: 0}", "table={questions: 2, dev_questions: 2}",
+        "table={dev: false, sampled: false}",
         "limits={max_turns: 2, max_turn_tokens: 8, max_observation_tokens: 64}", "rl.algorithm=ppo", "rl.kl_coef=0.01",
     )  # fmt: skip
     train_and_measure(load_recipe("from-nothing", [*TINY, *less]), given.out("agent"), False, NoProgress())

@@ -69,7 +69,7 @@ class ReplayPoint:
                 f"question {trajectory.question.id!r} made {len(trajectory.searches)} searches; there is no search "
                 f"{index} (they count from 0)"
             )
-        turns = [search.turn or 0 for search in trajectory.searches]
+        turns = [search.turn for search in trajectory.searches]
         block = range(turns.index(turns[index]), len(turns) - turns[::-1].index(turns[index]))
         segments = _segments(trajectory, turns[index])
         noted_turns = {turns[position] for position in range(block.start) if trajectory.searches[position].hits}

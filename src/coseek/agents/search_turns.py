@@ -99,7 +99,7 @@ def replay_queries(trajectory: Trajectory, protocol: Protocol) -> list[Query]:
     history: list[PastTurn] = []
     latest_turn, first = -1, 0  # the latest turn, and the index of its first search
     for index, search in enumerate(trajectory.searches):
-        turn = search.turn or 0
+        turn = search.turn
         if turn != latest_turn:
             latest_turn, first = turn, index
         query = make_query(trajectory.question, history[:first], search.query, written_segments[turn], protocol.grammar)

@@ -163,7 +163,7 @@ def _part_of(trajectory: Trajectory, serving: str) -> tuple[Sequence[Search], Se
         return [search for search in trajectory.searches if search.turn != 0], trajectory.visits
     if not serving.startswith(ROUNDS):
         return trajectory.searches, trajectory.visits
-    numbers = {search.turn or 0 for search in trajectory.searches} | {visit.turn for visit in trajectory.visits}
+    numbers = {search.turn for search in trajectory.searches} | {visit.turn for visit in trajectory.visits}
     turns = sorted(numbers)[: int(serving.removeprefix(ROUNDS))]
     return (
         [search for search in trajectory.searches if search.turn in turns],

@@ -115,9 +115,9 @@ class Search(Record):
     query: str
     hits: tuple[Hit, ...] = ()
     fault: Annotated[str | None, OMIT_NONE] = None
-    turn: Annotated[int | None, OMIT_NONE] = None
+    turn: int = 0
     """The agent's turn that searched, from 1; 0 for the search that opens a run. Searches of one turn were shown in one
-    block. Unknown in older runs."""
+    block."""
     selected: Annotated[tuple[str, ...] | None, OMIT_NONE] = None
     """Ids of the hits that the agent chose; `None` if it made no choice, which differs from an empty choice."""
 

@@ -6,7 +6,7 @@ Budgets are checked where a run is replayed (`pipelines/run_checks.py`).
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count, pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import TypeAlias
 
 from coseek.data.trajectory import (
@@ -112,15 +112,12 @@ def _searches(trajectory: Trajectory) -> Iterator[str]:
 def _turns(trajectory: Trajectory) -> Iterator[str]:
     """Check the turns of the searches, and that each observation shows a search that worked."""
     turns = [search.turn for search in trajectory.searches]
-    known_turns = [turn for turn in turns if turn is not None]
     written_turns = sum(segment.author is Author.AGENT for segment in trajectory.segments)
-    if len(known_turns) not in (0, len(turns)) or known_turns != sorted(known_turns):
+    if turns != sorted(turns):
         yield f"its searches belong to the turns {turns}, which are not rising"
-    elif known_turns and not 0 <= known_turns[0] <= known_turns[-1] <= written_turns:
-        yield f"a search belongs to turn {known_turns[-1]}, and the agent has written {written_turns}"
-    # In older runs, which do not store `Search.turn`, each turn made one search.
-    numbered = zip(trajectory.searches, turns, count(1), strict=False)
-    successful_turns = {-number if turn is None else turn for search, turn, number in numbered if search.fault is None}
+    elif turns and not 0 <= turns[0] <= turns[-1] <= written_turns:
+        yield f"a search belongs to turn {turns[-1]}, and the agent has written {written_turns}"
+    successful_turns = {search.turn for search in trajectory.searches if search.fault is None}
     is_native = any(segment.message is not None for segment in trajectory.segments)
     tags = {segment.tag for segment in trajectory.segments[1:] if segment.author is Author.ENVIRONMENT}
     observed_turns = _turns_before(trajectory, *(tags - COMMON_TAGS))

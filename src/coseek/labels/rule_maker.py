@@ -90,7 +90,7 @@ def _is_part(first: Passage, second: Passage) -> bool:
 def shown_before(turn: SearchTurn) -> dict[str, Passage]:
     """By id what searches and visits of earlier turns returned. Searches of one turn run at once, so none of them is
     earlier than another."""
-    number = turn.trajectory.searches[turn.search].turn or 0
+    number = turn.trajectory.searches[turn.search].turn
     earlier = [search for search in turn.trajectory.searches[: turn.search] if search.turn != number]
     visits = [visit for visit in turn.trajectory.visits if visit.turn < number]
     return met_passages(earlier, visits)

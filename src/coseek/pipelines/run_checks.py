@@ -156,7 +156,7 @@ class RunChecks:
             for index, query in enumerate(replay_queries(trajectory, protocol)):
                 search = trajectory.searches[index]
                 if search.fault is None:
-                    by_depth.setdefault(limits.passages_of(search.turn or 0), []).append((index, query))
+                    by_depth.setdefault(limits.passages_of(search.turn), []).append((index, query))
             for depth, indexed_queries in by_depth.items():
                 hit_lists = retriever.search([query for _, query in indexed_queries], depth)
                 for (index, _), hits in zip(indexed_queries, hit_lists, strict=True):
@@ -397,7 +397,7 @@ def _search_differences(derived: Sequence[Search], stored: Sequence[Search]) -> 
     for number, (new, old) in enumerate(zip(derived, stored, strict=False), start=1):
         if new.query != old.query:
             yield f"search {number} asks {_excerpt(old.query)}, and the agent wrote {_excerpt(new.query)}"
-        if old.turn is not None and new.turn != old.turn:
+        if new.turn != old.turn:
             yield f"search {number} belongs to turn {old.turn}, and turn {new.turn} asked it"
         if new.selected != old.selected:
             choice = f"and the agent chose {_excerpt(new.selected)}"

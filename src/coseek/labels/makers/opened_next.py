@@ -87,7 +87,7 @@ def _opened_passages(turn: SearchTurn) -> list[Passage]:
         numbers = [
             number
             for number, search in enumerate(turn.trajectory.searches)
-            if (search.turn or 0) < opened_turn and any(hit.passage.id == ident for hit in search.hits)
+            if search.turn < opened_turn and any(hit.passage.id == ident for hit in search.hits)
         ]
         if numbers and numbers[-1] == turn.search:
             idents.append(ident)

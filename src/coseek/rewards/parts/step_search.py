@@ -25,7 +25,7 @@ def reward(trajectory: Trajectory, settings: StepSearchSettings) -> PartValue:
     turns, seen = [0.0] * len(trajectory.turn_spans), set[str]()
     by_turn: dict[int, set[str]] = {}
     for search in trajectory.searches:
-        by_turn.setdefault(search.turn or 0, set()).update(hit.passage.id for hit in search.hits)
+        by_turn.setdefault(search.turn, set()).update(hit.passage.id for hit in search.hits)
     for turn, ids in sorted(by_turn.items()):
         if turn and ids:
             turns[turn - 1] = len(gold & ids - seen) / len(gold) - settings.redundancy * len(ids & seen) / len(ids)

@@ -55,5 +55,5 @@ def advantages(step: StepRewards, settings: GigpoSettings) -> TokenAdvantages:
 
 def state_of(trajectory: Trajectory, turn: int) -> frozenset[str]:
     """Return the ids of the hits of all searches before this turn (from 0)."""
-    searches = (search for search in trajectory.searches if (search.turn or 0) <= turn)
+    searches = (search for search in trajectory.searches if search.turn <= turn)
     return frozenset(hit.passage.id for search in searches for hit in search.hits)
