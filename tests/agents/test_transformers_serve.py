@@ -100,6 +100,7 @@ def test_a_rollout_over_another_server_is_the_run_that_its_policy_has_learnt(ser
     settings = RemoteModelSettings(dialect="completions", model=str(served.folder), patience=PATIENCE)
     grammar = PROTOCOL.grammar
     model = open_remote(served.url, settings, served.tokenizer, grammar.stops, 0.0)
+    model.lost_stop = grammar.lost_stop
     run = played(model)
     model.calls.close()
     assert (run.stop, run.answer, run.stop_detail) == (StopReason.ANSWERED, "1815", "")

@@ -165,6 +165,10 @@ MISSPELT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda index: AgentTrainer("base", steps=7, rl={"steps": 3}),
         "rl.steps is 7 by a parameter and 3 by a setting; leave one out",
     ),
+    "questions twice": (
+        lambda index: AgentTrainer("base", questions="data/x", data={"folder": "data/y"}),
+        "data.folder is 'data/x' by a parameter and 'data/y' by a setting",
+    ),
     "a reward twice": (
         lambda index: AgentTrainer("base", reward="f1", overrides=["reward={exact_match: 1.0}"]),
         "reward.f1 is 1.0 by a parameter and None by a setting",

@@ -179,6 +179,7 @@ class AgentTrainer(_Trainer[TrainedAgent]):
         }
         defaults = {} if recipe is not None else _suitable_settings(model, protocol)
         defaults |= {} if self._question_source is None else self._question_source.settings()
+        parameters["data.folder"] = defaults.pop("data.folder", None)
         words = [*typed_overrides(defaults), *_override_words(AgentRecipe, parameters, settings, overrides)]
         if recipe is None and not any(word.partition("=")[0].split(".")[0] == "data" for word in words):
             raise SettingError("there are no questions to train on; pass questions=, or a recipe that names some")
