@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-BAR = 0.90
+BAR = 0.92
 """Smallest share of noticed mutants over all modules."""
 ALIVE = ("survived", "no tests", "suspicious")
 """Statuses of mutants that no test noticed."""
