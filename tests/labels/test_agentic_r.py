@@ -14,6 +14,7 @@ from coseek.agents.branching import Branch, branch
 from coseek.agents.drivers import Agent
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import load_protocol
+from coseek.agents.scripted_agent import ScriptedAgentModel
 from coseek.agents.search_turns import SearchTurn
 from coseek.core.errors import DataError, SettingError
 from coseek.core.settings import make_settings
@@ -27,6 +28,7 @@ from coseek.labels.label_set import LabelSet, pick_negatives
 from coseek.labels.makers import agentic_r
 from coseek.labels.makers.agentic_r import AgenticRSettings
 from coseek.labels.resources import AgentWithLimits, LabelResources
+from coseek.models.model import Turn
 from coseek.models.text_model import CutText, LocalTextModel, TextModel
 from coseek.retrieval.query import QueryLike
 
@@ -201,6 +203,21 @@ def test_trap_37_the_agent_goes_on_from_one_passage_within_the_budget_of_a_whole
     assert [hit.passage for hit in ended.searches[1].hits] == [gold]
     assert len(ended.searches) == 2 and score.detail == (ended.answer or str(ended.stop))
     assert (score.value, wide.value) == (0, 1) and ended.stop is StopReason.TURN_LIMIT
+
+
+def test_a_turn_is_continued_with_the_seed_of_its_run_and_behind_the_scorer(tmp_path: Path) -> None:
+    asked: set[tuple[int, int]] = set()
+
+    class Noted(ScriptedAgentModel):
+        def step(self) -> list[Turn]:
+            asked.update((request.seed, request.rank) for request in self._waiting)
+            return super().step()
+
+    model, turn = agent().model, turns(1)[0]
+    noted = Noted(model.agent, protocol(), model.tokenizer)  # type: ignore[attr-defined]
+    seeded = replace(turn, trajectory=replace(turn.trajectory, seed=7))
+    continued(parts(tmp_path, who=Agent(protocol(), noted)), seeded, world().corpus.by_id(turn.question.gold_ids[0]))
+    assert asked == {(7, 2)}  # the rank of a turn with nothing left after this candidate
 
 
 def test_trap_38_settings_that_are_no_or_false_are_false() -> None:

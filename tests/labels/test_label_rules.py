@@ -177,6 +177,8 @@ def test_what_agentic_r_and_dr_synth_need_follows_their_settings() -> None:
     assert terms("agentic-r", lr=False) == MakerRequirements(answers="gac=false")
     assert terms("dr-synth") == MakerRequirements(scorer=True, answers="reject=false", rolls_out=True)
     assert terms("dr-synth", reject=False) == MakerRequirements(scorer=True, rolls_out=True)
+    assert terms("replug") == MakerRequirements(likelihood=True, targets=True)
+    assert terms("llm-embedder") == terms("scarlet") == MakerRequirements(likelihood=True)
 
 
 def test_a_corpus_that_is_not_at_hand_cannot_give_missing_passages(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from coseek.cli.commands.leaderboard import make_leaderboard
 from coseek.core.files import JsonObject
 from coseek.data.grade_cache import GeneratedAnswer, Verdict
 from coseek.data.question import Question
-from coseek.measure.component_scores import CombinationGain, component_run, component_table
+from coseek.measure.component_scores import CombinationGain, component_run, component_table, serving_scores
 from coseek.measure.intervals import Difference, Interval, bootstrap_mean, paired_difference
 from coseek.measure.plots import Series, line_plot
 from coseek.measure.score import (
@@ -24,7 +24,7 @@ from coseek.measure.score import (
     score_runs,
     summaries_of,
 )
-from coseek.measure.table import comparison_table, main_table, scores_json, show
+from coseek.measure.table import comparison_table, difference_json, main_table, metrics_json, scores_json, show
 
 OTHERS = [replace(QUESTION, id=f"q{number}") for number in range(2, 6)]
 
@@ -90,6 +90,22 @@ def test_faults_are_counted_and_in_no_mean() -> None:
     assert (summary.questions, summary.faults, summary.missing) == (2, 2, 3)
     assert (summary.metrics["em"].mean, summary.metrics["answered"].mean) == (0.5, 0.5)
     assert scored.stops == {"answered": 2, "generator_error": 1, "retriever_error": 1}
+
+
+def test_servings_are_compared_with_the_first_of_their_run_and_across_runs_with_the_same_one() -> None:
+    def served(name: str, answer: str) -> ScoredRun:
+        return component_run(name, [run(search_of("o", ORBO))], {("q1", 0): entry(QUESTION, answer)})
+
+    runs = [
+        [served(f"{name} {kind}", answer) for kind in ("selected", "all")]
+        for name, answer in (("a", "Velora"), ("b", "Zun"))
+    ]
+    scores = serving_scores(runs, [QUESTION], ["em"], 0)
+    assert [(pair.run, pair.against) for pair in scores.comparisons] == [
+        ("a all", "a selected"), ("b all", "b selected"), ("b selected", "a selected"), ("b all", "a all"),
+    ]  # fmt: skip
+    assert [*scores.of("b all").metrics] == ["em", "context_passages", "context_tokens"]
+    assert (scores.of("a all").metrics["em"].mean, scores.of("b all").metrics["em"].mean) == (1, 0)
 
 
 def test_both_columns_stand_in_one_table_and_an_agent_without_answers_has_a_dash() -> None:
@@ -268,6 +284,10 @@ def test_several_data_sets_have_a_table_and_rows_of_their_own() -> None:
     assert shown.columns[:3] == ("em", "nq", "musique")
     assert [cell.partition(" ")[0] for cell in shown.rows[2][:4]] == ["agent", "0.500", "1.000", "0.750"]
     tree = gain.to_json()
+    assert tree["metric"] == "em" and tree["gain_at_equal_passages"] == difference_json(lead("matched"))
+    points = cast(list[dict[str, object]], tree["points"])
+    assert [[*point.values()][:4] for point in points] == [[name, 8, 0, 0] for name in ("one", "matched", "agent")]
+    assert points[2]["metrics"] == metrics_json(gain.rows[2])
     assert tree["by_dataset"] == scores_json(gain.by_dataset)["summaries"] and "by_dataset" not in small().to_json()
 
 

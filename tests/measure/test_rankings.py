@@ -6,12 +6,12 @@ from hypothesis import given, strategies as st
 from ir_measures import RR, R, nDCG
 from tests.scripted import Failing
 
-from coseek.core.errors import DataError, UnknownName
+from coseek.core.errors import DataError, SettingError, UnknownName
 from coseek.data.passage import Corpus, Hit, Passage
 from coseek.data.question import Question
 from coseek.data.trec import read_run, trec_order, write_qrels, write_run
 from coseek.measure import rankings
-from coseek.measure.rankings import FAMILIES, JudgedRanking, Metric
+from coseek.measure.rankings import FAMILIES, JudgedRanking, Metric, metrics_within
 from coseek.measure.score import Scores
 from coseek.measure.searched import (
     EMPTY,
@@ -228,3 +228,11 @@ def test_grades_come_from_qrels_then_from_the_data_set_then_from_gold_passages()
     assert RetrievalMeasure((), {"q6": {"bob": 3}}).gold(graded) == {}
     with pytest.raises(DataError, match=r"'q5': meta\.relevance"):
         relevance(Question("q5", "?", meta={"relevance": {"cat": "high"}}))
+
+
+def test_a_metric_that_reads_deeper_than_the_search_is_refused() -> None:
+    assert [metric.name for metric in metrics_within(5, ["recall@5", "mrr", "recall@5"])] == ["recall@5", "mrr"]
+    with pytest.raises(SettingError, match="recall@6 reads 6 passages, and --depth is 5"):
+        metrics_within(5, ["recall@6"])
+    with pytest.raises(SettingError, match="no metric is named"):
+        metrics_within(5, [])

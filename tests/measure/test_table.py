@@ -11,7 +11,7 @@ from tests.measure.samples import MIRA, ORBO, QUESTION, fault, run, search_of
 from coseek.cli.commands.leaderboard import Leaderboard, make_leaderboard, named_run
 from coseek.data.grade_cache import Verdict
 from coseek.data.trajectory import Trajectory
-from coseek.measure.agreement import Agreement, agreement, agreement_table
+from coseek.measure.agreement import Agreement, agreement, agreement_table, agreements
 from coseek.measure.intervals import Interval
 from coseek.measure.score import ScoredRun, Scores, Verdicts, score_run, score_runs
 from coseek.measure.table import Table, comparison_table, group_table, main_table, scores_json
@@ -175,6 +175,16 @@ def test_where_both_say_one_word_only_kappa_is_unknown() -> None:
     result = agreement(verdicts(True, True), verdicts(True, True))
     assert result.kappa is None and result.share is not None and result.share.mean == 1
     assert agreement({}, {}).kappa is None
+
+
+def test_every_pair_of_judges_is_compared_and_an_unreadable_verdict_counts_for_neither() -> None:
+    judges = {"a": verdicts(True, False, True, None), "b": verdicts(True, True, False), "c": verdicts(False)}
+    pairs = agreements(judges)
+    assert [*pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+    counts = {"judged": 3, "unread": 1, "both_yes": 1, "both_no": 0, "only_first": 1, "only_second": 1}
+    share = {"mean": pytest.approx(1 / 3), "low": 0.0, "high": 1.0, "n": 3}
+    assert pairs["a", "b"].to_json() == {**counts, "share": share, "kappa": pytest.approx(-0.5)}
+    assert (pairs["a", "c"].judged, pairs["a", "c"].unread) == (1, 3)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))

@@ -33,6 +33,7 @@ SAID = Grades(
     {"in Zun": Verdict("q1", "in Zun", False)},
 )
 """A generator is right from the run's passages, and wrong from naive RAG's."""
+unsettled = SAID.verdicts or {}
 
 
 def value_of(trajectory: Trajectory, spec: RewardSpec) -> float:
@@ -74,6 +75,7 @@ def test_a_sum_is_weighted_and_every_part_is_named_unweighted() -> None:
     assert reward is not None
     assert reward.parts == {"exact_match": 0, "cover_match": 1, "f1": pytest.approx(2 / 3), "searches": 2}
     assert reward.value == pytest.approx(2 + 0.5 * 2 / 3 - 0.2)
+    assert value({"searches": {"free": 1}}, answer="Zun", valid=True) == 0
     assert value({"valid": {"gate": True}}, answer="Zun", valid=True) == 1  # a gate alone multiplies 1
 
 
@@ -134,6 +136,20 @@ def test_an_answer_that_words_settle_and_an_empty_one_are_shown_to_no_judge() ->
         assert make_reward(own).to_judge(run(answer=answer), nobody) == []
     assert make_reward(own).to_judge(run(answer="Zun"), nobody) == ["Zun"]
     assert make_reward(own).compute(run(answer="Zun"), nobody) == RewardFault("judge", "no verdict")
+
+
+def test_the_judge_is_shown_both_answers_of_a_generator_that_words_do_not_settle() -> None:
+    unread = replace(SAID, verdicts={})
+    gain, component = (make_reward({name: {"accuracy": "gen_acc"}}) for name in ("gbr", "component"))
+    assert gain.to_judge(run(), unread) == ["in Zun"]
+    assert gain.to_judge(run(), replace(unread, reply=SAID.baseline, baseline=None)) == ["in Zun"]
+    assert component.to_judge(run(), replace(unread, reply=SAID.baseline)) == ["in Zun"]
+    assert gain.to_judge(run(), SAID) == component.to_judge(run(), unread) == []
+    # An answer of function words alone can be matched by no words, and a judge still reads it.
+    the = run(question=replace(QUESTION, answers=("the",)))
+    for reward in (gain, component):
+        paid = reward(the, replace(SAID, verdicts={"in Velora": Verdict("q1", "in Velora", True), **unsettled}))
+        assert paid is not None and paid.value == 1
 
 
 def test_no_answer_from_the_generator_is_wrong_and_no_fault() -> None:
@@ -367,3 +383,5 @@ def test_a_question_without_gold_passages_is_refused_in_the_name_of_the_part_tha
     bare = run(question=replace(QUESTION, gold_ids=()))
     with pytest.raises(DataError, match=f"^question 'q1' names no gold_ids, and the reward '{name}' needs them;"):
         make_reward({name: 1.0})(bare)
+    with pytest.raises(DataError, match=f"^question 'q1' names no gold_ids, and the reward '{name}' needs them;"):
+        make_reward({name: 1.0}).check_golds([QUESTION, bare.question])

@@ -33,6 +33,7 @@ from coseek.training.rl.rollout import (
     add_overlong_penalty,
     overlong_penalty,
     rollout_metrics,
+    rollout_seeds,
     sample_step,
 )
 from coseek.training.rl.settings import OverlongSettings, RlSettings
@@ -69,6 +70,10 @@ def test_reinforce_plus_plus_whitens_over_all_policy_tokens_of_the_step() -> Non
     assert experience.advantages_BT[1].tolist() == pytest.approx(
         [0, *[-0.4 / math.sqrt(0.24)] * 2, 0, -0.4 / math.sqrt(0.24)]
     )
+    plain = settings_of("reinforce-pp", algorithm_settings={"whiten": False, "gamma": 0.5})
+    assert experience_of([replace(long, answer=QUESTIONS[0].id)], [0], plain).advantages_BT[0].tolist() == [
+        0, 0.25, 0.5, 0, 1,
+    ]  # fmt: skip
 
 
 RESAMPLING = settings_of(
@@ -139,6 +144,17 @@ def test_a_step_in_which_nothing_has_spread_still_compares_sampler_and_trainer(t
     )
 
 
+def test_every_row_of_every_step_of_every_training_has_a_seed_of_its_own() -> None:
+    seeds = [
+        seed
+        for training in range(2)
+        for step in range(2)
+        for first in (0, 3)
+        for seed in rollout_seeds(step, first, 3, settings_of("grpo", seed=training, group_size=2))
+    ]
+    assert len(seeds) == len({*seeds}) == 48
+
+
 def test_resampling_needs_runs_to_compare() -> None:
     with pytest.raises(SettingError, match="give a group_size above 1"):
         make_settings(RlSettings, {"dynamic_sampling": True, "group_size": 1})
@@ -149,13 +165,13 @@ def test_metrics_of_a_step_are_means_over_its_runs_and_a_search_of_the_protocol_
     right = trajectory(environment(1), agent(2, 3), answer="ada")
     silent = trajectory(environment(1, 4), agent(2), answer=None)
     runs = [
-        replace(right, question=question, searches=(Search("x", turn=1), Search("y", turn=2))),
+        replace(right, question=question, searches=tuple(Search("x", turn=turn) for turn in range(3))),
         replace(silent, question=question, searches=(Search("x", turn=0),)),
         replace(silent, question=Question("r", "?")),
     ]
     failed = [FailedTrajectory(0, silent, "model_error")] * 2
     scored = [ScoredTrajectory(0, run, Reward(value, {})) for run, value in zip(runs, (0.5, 1.0, 0.0), strict=True)]
-    third = {"answered": 1, "declined": 0, "valid": 1, "truncated": 0, "searches": 3, "search_rate": 1, "tokens": 9,
+    third = {"answered": 1, "declined": 0, "valid": 1, "truncated": 0, "searches": 4, "search_rate": 1, "tokens": 9,
              "agent_tokens": 4, "reward": 1.5}  # fmt: skip
     assert rollout_metrics(TrajectoryBatch(tuple(scored), tuple(failed))) == pytest.approx(
         {name: total / 3 for name, total in third.items()}

@@ -3,6 +3,7 @@ worked example of its paper (TRL's are in `test_parity.py`)."""
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -324,6 +325,9 @@ def test_gspo_has_one_ratio_for_a_run_and_clips_all_of_it() -> None:
     found_bt, gradient_bt = losses("gspo", batch_of((1.0, -1.0), high=0.2))
     assert torch.allclose(found_bt, rows([-1.2] * 4, [second, second, 0.0, 0.0]))
     assert torch.allclose(gradient_bt, rows([0.0] * 4, [second, second, 0.0, 0.0]))
+    rare_bt, ones_bt = torch.tensor([[0.5]]).log().requires_grad_(), torch.ones(1, 1)
+    low = losses("gspo", LossBatch(rare_bt, torch.zeros(1, 1), -ones_bt, ones_bt.bool(), 0.2, 0.2))
+    assert low[0].item() == pytest.approx(0.8) and low[1].item() == 0.0
 
 
 def test_cispo_weights_every_token_and_drops_none() -> None:
@@ -359,9 +363,10 @@ def test_the_first_update_on_policy_is_reinforce_under_every_loss(name: str) -> 
 
 
 def test_a_loss_stays_finite_where_ratios_overflow() -> None:
-    new_bt = torch.tensor([[900.0, -900.0]]).requires_grad_()
+    new_bt = torch.tensor([[900.0, -900.0], [900.0, 900.0], [-900.0, -900.0]]).requires_grad_()
+    advantages_bt = torch.tensor([[-1.0, 1.0]]).expand(3, 2)
     for name in ("ppo-clip", "gspo", "cispo", "sapo"):
-        batch = LossBatch(new_bt, torch.zeros(1, 2), torch.tensor([[-1.0, 1.0]]), torch.ones(1, 2).bool(), 0.2, 0.2)
+        batch = LossBatch(new_bt, torch.zeros(3, 2), advantages_bt, torch.ones(3, 2).bool(), 0.2, 0.2)
         found_bt, gradient_bt = losses(name, batch)
         assert bool(found_bt.isfinite().all()) and bool(gradient_bt.isfinite().all())
 
@@ -373,8 +378,15 @@ def test_an_invalid_policy_loss_is_an_error_sentence() -> None:
         SettingError, match=r"add rl\.loss_agg_mode=seq-mean-token-sum-norm and rl\.loss_scale_factor=TOKENS"
     ):
         open_policy_loss(RlSettings(policy_loss="dr-grpo"))
-    with pytest.raises(SettingError, match="no setting named 'max_wieght'; did you mean 'max_weight'"):
+    with pytest.raises(
+        SettingError, match=r"rl\.policy_loss_settings.*no setting named 'max_wieght'; did you mean 'max_weight'"
+    ):
         open_policy_loss(RlSettings(policy_loss="cispo", policy_loss_settings={"max_wieght": 2.0}))
+    with pytest.raises(SettingError, match=r"^the policy loss .*batch"):
+        policy_loss_name(lambda: 1)  # type: ignore[arg-type, misc]
+    assert policy_loss_name(Path("mine.py")) == "mine.py"
+    assert open_policy_loss(RlSettings()).clips_tokens
+    assert not open_policy_loss(RlSettings(policy_loss="gspo")).clips_tokens
     name = policy_loss_name(lambda batch: batch.ratios_bt.sum())
     with pytest.raises(SettingError, match="one number per token is needed, shape"):
         open_policy_loss(RlSettings(policy_loss=name))(batch_of((1.0, 1.0)))

@@ -14,6 +14,7 @@ from coseek.core.plugins import plugin_names
 from coseek.training.learner.policy import Policy
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
 from coseek.training.learner.workers import ALONE
+from coseek.training.rl import algorithm
 from coseek.training.rl.algorithm import PACKAGE, StepRewards, open_algorithm, spread_over_steps
 from coseek.training.rl.backend import open_backend
 from coseek.training.rl.backends.local import LocalBackend
@@ -79,6 +80,9 @@ def test_the_loop_reaches_the_models_only_through_the_backend(here: Path) -> Non
 @pytest.mark.parametrize("name", plugin_names(PACKAGE))
 def test_every_algorithm_is_found_by_name_and_refuses_unknown_settings(name: str) -> None:
     assert open_algorithm(settings_of(name)).name == name
+    assert isinstance(open_algorithm(settings_of(name)).settings, algorithm.settings_of(name))
+    with pytest.raises(UnknownName, match=f"no algorithm named '{name}x'; did you mean '{name}'"):
+        algorithm.settings_of(f"{name}x")
     with pytest.raises(UnknownName, match=f"did you mean '{name}'"):
         open_algorithm(settings_of(f"{name}x"))
     with pytest.raises(SettingError, match="scale_by_stdd"):

@@ -76,6 +76,7 @@ def test_mt_grpo_compares_a_turn_with_the_returns_of_the_others_from_there_on() 
     paid = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns)
     assert paid[0] == pytest.approx([2 - (0 + 1) / 2, 1 - 0.0, 1 - 0.0])  # the rest of the reward is the last turn's
     assert paid[1] == pytest.approx([0 - (2 + 1) / 2, 0 - (1 + 0) / 2])
+    assert credit("mt-grpo", runs[1:2], [2.0], turns[1:2]) == [[2.0, 2.0]]  # a group of one has no baseline
     biased = credit("mt-grpo", runs, [2.0, 0.0, 1.0], turns, ended="skip")
     assert biased[0] == pytest.approx([(1 - 2 / 3) + 0 + (1 - 1), 0 + 0, 0])
 
@@ -129,14 +130,17 @@ def test_gigpo_adds_the_advantage_among_turns_that_had_read_the_same() -> None:
     third = 1 / 3
     assert advantages[0] == pytest.approx([2 * third + 2 * (0.5 - 0.5 * third), 2 * third + 2 * 0.5])
     assert advantages[2] == pytest.approx([-third - 2 * 0.5 * third, -third])  # no other run had read c alone
+    scaled = credit("gigpo", runs, [1.0, 0.0, 0.0])
+    assert scaled[0] == pytest.approx([2 * math.sqrt(2), math.sqrt(2) + 1], abs=1e-4)
+    assert scaled[2] == pytest.approx([-math.sqrt(2), -math.sqrt(0.5)], abs=1e-4)
 
 
 def test_tree_grpo_compares_runs_within_their_tree_and_in_the_group() -> None:
-    runs = [run(3, 4), run(3, 5), run(6, 4)]
+    runs = [run(3, 4, 7), run(3, 4, 5), run(6, 4)]  # two that part in their third turn are in one tree
     advantages = credit("tree-grpo", runs, [1.0, 0.0, 0.0])
     whole = math.sqrt(2)  # (1 - 1/3) / std of 1, 0, 0
-    assert advantages[0] == pytest.approx([whole + 1] * 2)
-    assert advantages[1] == pytest.approx([-whole / 2 - 1] * 2) and advantages[2] == pytest.approx([-whole / 2] * 2)
+    assert advantages[0] == pytest.approx([whole + 1] * 3)
+    assert advantages[1] == pytest.approx([-whole / 2 - 1] * 3) and advantages[2] == pytest.approx([-whole / 2] * 2)
 
 
 def test_igpo_pays_each_turn_the_gain_in_probability_standardised_over_the_group() -> None:
@@ -156,6 +160,7 @@ def test_igpo_pays_each_turn_the_gain_in_probability_standardised_over_the_group
 def test_a_turn_is_paid_what_the_gold_answer_loses_without_it() -> None:
     def probe(contexts: Sequence[GoldContext]) -> list[float]:
         """Token 4 in the context adds one nat."""
+        assert [len(context) for _, context in contexts] == [5, 3, 3, 1]
         return [-1.0 + (4 in [token for segment in context for token in segment.ids]) for _, context in contexts]
 
     advantages = credit("leave-one-turn-out", [run(3, 4, 5), run(6)], [1.0, 0.0], levels=probe)
@@ -171,13 +176,13 @@ def test_lapo_keeps_a_standardised_loss_only_where_its_sign_stays() -> None:
         """Each turn in a context adds what it is worth."""
         return [sum(worth.get(token, 0.0) for segment in context for token in segment.ids) for _, context in contexts]
 
-    runs = [run(3, 4, 5), run(6, 7, 8), run(5)]
+    runs = [run(3, 4, 5), run(6, 7, 8), run(5, 8)]
     advantages = credit("leave-one-turn-out", runs, [1.0, 1.0, 1.0], levels=probe, gated=True)
-    losses = torch.tensor([2.0, 1.0, -0.5, 0.1])
+    losses = torch.tensor([2.0, 1.0, -0.5, 0.1, 0.0])
     standard = ((losses - losses.mean()) / losses.std(correction=0)).tolist()
     assert advantages[0] == pytest.approx([standard[0], standard[1], 0.0], abs=1e-5)
     assert advantages[1] == pytest.approx([standard[2], 0.0, 0.0], abs=1e-5)  # .1 is a gain, though less than the mean
-    assert advantages[2] == [0.0]
+    assert advantages[2] == [0.0, 0.0]  # nothing was lost
 
 
 def test_ig_search_pays_what_passages_add_beyond_those_that_others_found() -> None:
@@ -206,6 +211,11 @@ def test_turn_rewards_pay_what_a_turn_found_first() -> None:
     trajectory = run(3, 4, 5, 6, found_ids=["a g1", "g1 b", "gold g2"])
     step = make_reward(reward_spec("step_search"))(trajectory)
     assert step is not None and step.turns == pytest.approx((0.5, -0.5, 0.5, 0.0))
+    again = run(3, 4, 5, 6, found_ids=["a g1", "b", "g1 g2"])
+    opened = replace(again, searches=(replace(again.searches[1], turn=0), *again.searches))  # finds b before the agent
+    for ran, worth in ((again, (0.5, 0.0, 0.0, 0.0)), (opened, (0.5, -1.0, 0.0, 0.0))):
+        late = make_reward(reward_spec("step_search"))(ran)
+        assert late is not None and late.turns == pytest.approx(worth)
     nearer = make_reward({"step_search": {"redundancy": 0.0}})(trajectory)
     assert nearer is not None and nearer.turns == pytest.approx((0.5, 0.0, 0.5, 0.0))
     first = make_reward(reward_spec("first_appearance"))(trajectory)
@@ -319,6 +329,8 @@ def test_the_rewards_of_turns_are_weighted_and_gated_like_the_reward() -> None:
     name = next(iter(reward_spec(by_turn)))
     paid = make_reward({name: 2.0, "exact_match": 1.0, "valid": {"gate": True}})(RUNS[1])
     assert paid is not None and paid.turns == (0.5, 1.0, 1.5) and paid.value == 3.0
+    shut = make_reward({name: 2.0, "valid": {"gate": True}})(replace(RUNS[1], valid=False))
+    assert shut is not None and shut.turns == (0.0, 0.0, 0.0)
     reward = make_reward({"exact_match": 1.0})(RUNS[1])
     assert reward is not None and reward.turns == ()
 
@@ -333,6 +345,12 @@ WITHOUT_TRAJECTORIES = StepRewards(
     torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2).bool(), ((0,),), 1, torch.zeros(1).bool()
 )
 """One run of two tokens, as an engine hands it over that passes no trajectories on."""
+
+
+def test_a_reward_that_names_no_turns_is_paid_at_the_last_one() -> None:
+    mask_BT = torch.tensor([[True, False, True]])
+    step = replace(WITHOUT_TRAJECTORIES, kl_penalty_BT=torch.zeros(1, 3), mask_BT=mask_BT, trajectories=(run(3, 4),))
+    assert step.turn_rewards() == [[0.0, 1.0]]
 
 
 def test_an_engine_without_trajectories_is_named(tmp_path: Path) -> None:

@@ -115,6 +115,18 @@ def test_the_gap_between_sampler_and_trainer_is_measured_at_policy_tokens() -> N
     assert metrics["ratio"] == pytest.approx((2 * math.exp(-0.5) + 3 * math.exp(0.1)) / 5)
 
 
+@pytest.mark.parametrize(("kind", "weight", "cut"), [("truncate", 1.5, 2), ("mask", 0.0, 5)])
+def test_a_token_counts_by_its_importance_up_to_the_cap(kind: str, weight: float, cut: int) -> None:
+    """The sampler drew every token at −1: w = e^.5 is above the cap of 1.5, and e^−1 below its inverse."""
+    policy, low = TableLearner(table(-0.5, -2.0)), math.exp(-1) if kind == "truncate" else 0.0
+    corrected = {"old_logprobs": "recompute", "rollout_is": kind, "rollout_is_threshold": 1.5}
+    metrics = taught(TableBackend(policy), **corrected)[2]
+    assert close(policy.rows(), table(-0.5 + weight / 5, -2.0 - low / 5))
+    assert metrics["loss"] == pytest.approx((-2 * weight + 3 * low) / 5)
+    assert metrics["rollout_is"] == pytest.approx((2 * weight + 3 * low) / 5)
+    assert metrics["rollout_is_cut"] == pytest.approx(cut / 5)
+
+
 def test_each_minibatch_is_weighed_by_its_own_tokens() -> None:
     rows, metrics = updated(num_minibatches=2)
     assert close(rows, table(-1.0 + 1 / 2, -1.0 - 1 / 3)) and metrics["updates"] == 2

@@ -105,7 +105,7 @@ def leave_one_out(rewards_G: Tensor, min_spread: float = 1e-6) -> Tensor:
     return ((rewards_G - rewards_G.mean()) * (size / (size - 1))).float()
 
 
-def rewards_to_come(rewards_BT: Tensor, mask_BT: Tensor, gamma: float = 1.0) -> Tensor:
+def rewards_to_come(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
     """Return Σ γ^k r over the policy tokens from each token on, REINFORCE's return; 0 where masked out.
 
     REINFORCE++ (Hu 2025, eq. 3) uses it, whitened over the step, as the advantage. It is GAE without a critic: V = 0
