@@ -10,6 +10,7 @@ from tests.pipelines.trainings import begin
 
 from coseek.core.errors import SettingError, UserError
 from coseek.pipelines.agent_recipe import load_recipe
+from coseek.rewards.grades import NO_GRADES, Grades
 from coseek.rewards.reward import RewardSpec, make_reward
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-part.md").read_text(encoding="utf-8")
@@ -107,3 +108,28 @@ def test_what_is_no_number_is_no_reward_and_says_whose_it_is(value: str, here: P
     (here / "odd.py").write_text(f"{SETTINGS}def reward(run, options): return {value}\n", encoding="utf-8")
     with pytest.raises(SettingError, match=r"the reward 'odd' gave .* for the question 'q1'"):
         make_reward({"odd.py": 1.0})(run())
+
+
+FAILS = """
+from coseek.rewards.reward import PartSettings as SETTINGS
+
+
+def needs(settings):
+    return ("judge",)
+
+
+def to_judge(trajectory, settings, grades):
+    raise ValueError("boo")
+
+
+def reward(trajectory, settings, grades):
+    raise ValueError("boo")
+"""
+
+
+def test_a_reward_that_fails_names_its_file_and_line_whoever_calls_it(here: Path) -> None:
+    (here / "fails.py").write_text(FAILS, encoding="utf-8")
+    reward = make_reward({"fails.py": 1.0})
+    for call in (lambda: reward(run(), Grades(verdicts={})), lambda: reward.to_judge(run(), NO_GRADES)):
+        with pytest.raises(SettingError, match=r"^the reward file fails\.py failed: .*boo \(line 1[04]\)"):
+            call()

@@ -344,6 +344,8 @@ def test_a_reward_is_shown_with_the_terms_of_its_preset() -> None:
     gated = make_reward({"exact_match": 1.0, "searches": -0.02, "valid": {"gate": True}})
     assert str(gated) == "(1 exact_match + -0.02 searches) × valid"
     assert str(make_reward({"preset": "search-r1", "f1": 0.2})) == "(1 exact_match + 0.2 f1)"
+    assert str(make_reward({"valid": {"gate": True}})) == "valid"
+    assert repr(gated) == "RewardFunction(exact_match, searches, valid)"
 
 
 PARTS_OF_PASSAGES = ["gold_recall", "ndcg", "step_search"]

@@ -396,3 +396,22 @@ def test_an_invalid_policy_loss_is_an_error_sentence() -> None:
     name = policy_loss_name(lambda batch: batch.ratios_bt.detach())
     with pytest.raises(SettingError, match="the policy loss lambda returned a loss without a gradient"):
         open_policy_loss(RlSettings(policy_loss=name))(batch_of((1.0, 1.0)))
+
+
+LOSS = "from coseek.training.rl.policy_loss import PolicyLossSettings as SETTINGS\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def token_losses(batch): return 1\n", r"`token_losses` of mine\.py must take \(batch, settings\), in"),
+        ("def token_losses(batch, settings): raise ValueError('boo')\n", r"^the policy loss file mine\.py failed"),
+    ],
+)
+def test_a_file_that_is_no_policy_loss_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(LOSS + source)
+    with pytest.raises(SettingError, match=says):
+        open_policy_loss(RlSettings(policy_loss="mine.py"))(batch_of((1.0, 1.0)))
