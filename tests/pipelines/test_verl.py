@@ -66,6 +66,17 @@ def test_a_reward_that_needs_models_in_every_worker_is_refused() -> None:
         check(paper("search-r1-grpo", "reward={gbr: 1.0}", graders))
 
 
+@pytest.mark.parametrize(
+    "backend", [["rl.backend=verl"], ["rl.backend=tinker", "rl.backend_settings={url: http://h, reduction: sum}"]]
+)
+def test_a_backend_that_starts_once_is_refused_under_torchrun_before_anything_is_made(
+    backend: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingError, match=r"start (coseek )?without torchrun"):
+        check_settings(paper("search-r1-grpo", *backend))
+
+
 def test_an_unknown_setting_of_the_backend_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(SettingError, match="gpus"):
         check_settings(paper("search-r1-grpo", "rl.backend_settings={gpu: 4}"))

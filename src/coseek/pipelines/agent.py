@@ -19,7 +19,6 @@ from coseek.agents.drivers import Agent, rollout
 from coseek.agents.limits import Limits
 from coseek.agents.protocol import Protocol
 from coseek.core.connections import is_url
-from coseek.core.errors import SettingError
 from coseek.core.settings import dump_settings
 from coseek.data.dataset import Dataset, draw
 from coseek.data.digests import Identities
@@ -374,8 +373,6 @@ class AgentTraining(TrainingRun[AgentRecipe]):
 
     def train_in_own_loop(self, stage: Stage, loop: EpisodeLoop) -> None:
         """Reinforcement learning in the backend's own training loop. Keeps its last weights."""
-        if self.workers.world_size > 1:
-            raise SettingError(f"{stage.recipe.rl.backend} starts its own processes; start coseek without torchrun")
         recipe, index = stage.recipe, self.recipe.data.index or str((self.folder / "data.index").resolve())
         task = LoopTask(
             recipe.model_copy(update={"rl": stage.settings}),

@@ -12,6 +12,7 @@ from coseek.core.errors import ErrorList
 from coseek.core.files import JsonObject
 from coseek.core.plugins import is_function, plugin_digests, plugin_name
 from coseek.core.settings import dump_settings
+from coseek.hardware.device import processes_here
 from coseek.pipelines.agent_recipe import AgentRecipe
 from coseek.pipelines.stages import LoopTask
 from coseek.rewards.reward import make_reward
@@ -34,6 +35,8 @@ def check(recipe: AgentRecipe) -> None:
     mistakes, rl = ErrorList(), recipe.rl
     algorithm = open_algorithm(rl)
     compares_groups = isinstance(algorithm.settings, GroupSettings)
+    if processes_here() > 1:
+        mistakes.add("verl starts processes of its own; start coseek without torchrun")
     if recipe.rollout.servers:
         mistakes.add("verl starts servers of its own and takes none of rollout.servers; set rollout.servers=[]")
     if rl.dynamic_sampling:

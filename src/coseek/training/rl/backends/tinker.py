@@ -19,6 +19,7 @@ from coseek.core.errors import MissingExtra, ModelError, SettingError
 from coseek.core.files import JsonObject, parse_line
 from coseek.core.http import HttpClient, HttpFailure, HttpSettings, read_key
 from coseek.core.settings import Settings, VariableName, make_settings
+from coseek.hardware.device import processes_here
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.settings import RlSettings
 
@@ -159,6 +160,7 @@ def check(settings: RlSettings) -> None:
     lora, optimizer = settings.policy.lora, settings.policy.optimizer
     critic = open_algorithm(settings).needs_critic
     for is_unsupported, reason in (
+        (processes_here() > 1, f"it trains for one process and not for {processes_here()}; start without torchrun"),
         (lora is None, "rl.policy.lora=null trains all weights; set rl.policy.lora.rank"),
         (lora and lora.target_modules, "rl.policy.lora.target_modules adapts some layers; leave it out to adapt all"),
         (lora and lora.alpha != ALPHA, f"rl.policy.lora.alpha is not {ALPHA:g}, which servers scale by"),
@@ -181,10 +183,6 @@ def check(settings: RlSettings) -> None:
 
 def make(network: "PreTrainedModel", settings: RlSettings, workers: "Workers") -> "TinkerBackend":
     """Connect to the server. Raises `SettingError` if its base model is not the policy that the run starts from."""
-    if workers.world_size > 1:
-        raise SettingError(
-            f"a Tinker server trains for one process, not for {workers.world_size}; start without torchrun"
-        )
     return TinkerBackend(network, settings, workers)
 
 
