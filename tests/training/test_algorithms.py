@@ -17,7 +17,7 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.rewards.reward import Reward
+from coseek.rewards.reward import Reward, RewardFault
 from coseek.training.learner.data_order import QuestionStream
 from coseek.training.learner.logprobs import entropies, target_logprobs
 from coseek.training.learner.policy import Policy
@@ -85,9 +85,14 @@ def untrained() -> LocalBackend:
     return LocalBackend(Policy(tiny_model(), RESAMPLING.policy, 1), RESAMPLING)
 
 
-def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
-    """A step of two questions, group size two, whose groups get these rewards in the order of sampling."""
+def resampled(groups_of_rewards: Sequence[Sequence[float | None]]) -> SampledStep:
+    """A step of two questions, group size two, whose groups get these rewards in the order of sampling; `None` is a
+    fault."""
     stream = iter([value for group in groups_of_rewards for value in group])
+
+    def reward(trajectory: Trajectory) -> Reward | RewardFault:
+        value = next(stream)
+        return RewardFault("judge", "no verdict") if value is None else Reward(value)
 
     def rollout(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         return [replace(fixed(question), seed=seed) for question, seed in zip(questions, seeds, strict=True)]
@@ -95,7 +100,7 @@ def resampled(groups_of_rewards: Sequence[Sequence[float]]) -> SampledStep:
     order = QuestionStream(QUESTIONS, 0)
     backend = untrained()
     backend.policy.optimizer.updates_done = 7
-    return sample_step(3, order, 0, RESAMPLING, rollout, lambda _: Reward(next(stream)), backend, Timer())
+    return sample_step(3, order, 0, RESAMPLING, rollout, reward, backend, Timer())
 
 
 def test_groups_without_spread_are_replaced_until_the_step_is_full() -> None:
@@ -120,6 +125,12 @@ def test_resampling_ends_at_its_limit_with_the_groups_that_have_spread() -> None
 def test_a_step_whose_first_groups_have_spread_takes_no_further_questions() -> None:
     sampled = resampled([[1, 0], [0, 1]])
     assert sampled.questions == 2 and sampled.dropped == 0 and sampled.kept.scored == sampled.episodes.scored
+
+
+def test_a_group_that_faults_emptied_is_replaced_and_not_called_one_without_spread() -> None:
+    sampled = resampled([[1, None], [None, None], [0, 0], [1, 0]])
+    assert sampled.metrics() == {"questions": 4, "groups_dropped": 1, "frac_reward_zero_std": 0.25}
+    assert [episode.reward.value for episode in sampled.kept.scored] == [1, 0]
 
 
 @pytest.mark.slow

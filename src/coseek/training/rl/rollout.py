@@ -221,7 +221,8 @@ class SampledStep:
     questions: int
     """Questions taken from the data."""
     dropped: int | None
-    """Groups without spread that were left out; `None` without `dynamic_sampling`."""
+    """Groups without spread that were left out, not counting those of which faults left one trajectory or none; `None`
+    without `dynamic_sampling`."""
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of `dynamic_sampling`; empty without it."""
@@ -275,7 +276,8 @@ def sample_step(
     if not settings.dynamic_sampling:
         return SampledStep(episodes, episodes, taken, None)
     kept = tuple(episode for episode in episodes.scored if episode.group in kept_groups)
-    return SampledStep(episodes, replace(episodes, scored=kept), taken, taken - len(kept_groups))
+    dropped = [rows for group, rows in episodes.rows_by_group().items() if len(rows) > 1 and group not in kept_groups]
+    return SampledStep(episodes, replace(episodes, scored=kept), taken, len(dropped))
 
 
 def rollout_seeds(step: int, first: int, count: int, settings: RlSettings) -> list[int]:
