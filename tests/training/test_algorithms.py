@@ -17,7 +17,7 @@ from coseek.core.errors import SettingError
 from coseek.core.settings import make_settings
 from coseek.data.question import Question
 from coseek.data.trajectory import Search, StopReason, Trajectory
-from coseek.rewards.reward import Reward, RewardFault
+from coseek.rewards.reward import Reward
 from coseek.training.learner.data_order import QuestionStream
 from coseek.training.learner.logprobs import entropies, target_logprobs
 from coseek.training.learner.policy import Policy
@@ -90,9 +90,9 @@ def resampled(groups_of_rewards: Sequence[Sequence[float | None]]) -> SampledSte
     fault."""
     stream = iter([value for group in groups_of_rewards for value in group])
 
-    def reward(trajectory: Trajectory) -> Reward | RewardFault:
+    def reward(trajectory: Trajectory) -> Reward | None:
         value = next(stream)
-        return RewardFault("judge", "no verdict") if value is None else Reward(value)
+        return None if value is None else Reward(value)
 
     def rollout(questions: Sequence[Question], seeds: Sequence[int]) -> list[Trajectory]:
         return [replace(fixed(question), seed=seed) for question, seed in zip(questions, seeds, strict=True)]
