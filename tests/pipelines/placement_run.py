@@ -38,7 +38,7 @@ from coseek.retrieval.factory import open_retriever
 from coseek.retrieval.retriever import Retriever
 from coseek.training.learner.policy import Policy
 from coseek.training.rl.backends.local import LocalBackend
-from coseek.training.rl.trainer import train_rl
+from coseek.training.rl.loop import train_rl
 
 ran_on: set[str] = set()
 """Kinds of devices of the layers that have run."""

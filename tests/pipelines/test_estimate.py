@@ -27,7 +27,7 @@ from coseek.rewards.reward import Reward
 from coseek.training.learner.learner import Learner
 from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.backend import open_backend
-from coseek.training.rl.trainer import train_rl
+from coseek.training.rl.loop import train_rl
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback
 from coseek.training.rl.experience import Experience, make_experience
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.rollout import RolloutFunction, score
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.trainer import train_rl
 
 QUESTIONS = [Question(str(ident), f"say {ident}", (str(ident),)) for ident in range(4, 8)]
 LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2))

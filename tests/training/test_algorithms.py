@@ -24,6 +24,7 @@ from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.experience import make_experience
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import leave_one_out, rewards_to_come
 from coseek.training.rl.rollout import (
     FailedTrajectory,
@@ -37,7 +38,6 @@ from coseek.training.rl.rollout import (
     sample_step,
 )
 from coseek.training.rl.settings import OverlongSettings, RlSettings
-from coseek.training.rl.trainer import train_rl
 from coseek.training.tracker import Timer
 
 groups = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=9)

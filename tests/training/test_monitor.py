@@ -22,10 +22,10 @@ from coseek.training.learner.policy import Policy
 from coseek.training.rl.algorithm import open_algorithm
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import QUIET_STEPS, LearnsNothing, StepReport
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import Monitor, MonitorStop, find_alarms
 from coseek.training.rl.rollout import RolloutFunction
 from coseek.training.rl.settings import MonitorSettings, RlSettings
-from coseek.training.rl.trainer import train_rl
 
 LEVELS = {"search_rate": 0.95, "answered": 0.97, "truncated": 0.03, "valid": 0.95, "exact_match": 0.4}
 USUAL = {

@@ -18,8 +18,8 @@ from coseek.training.learner.data_order import QuestionStream, derive_seed
 from coseek.training.learner.policy import Policy
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.rollout import RolloutFunction, collect, rollout_metrics, score
-from coseek.training.rl.trainer import train_rl
 
 
 @pytest.mark.slow

@@ -37,10 +37,10 @@ from coseek.training.learner.policy import ADAPTER
 from coseek.training.learner.workers import ALONE, Workers
 from coseek.training.rl.backend import TrainingBackend, open_backend
 from coseek.training.rl.callbacks import Callback, StepReport
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.losses import importance_weights
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_servers
 from coseek.training.rl.settings import RlSettings, RolloutSettings
-from coseek.training.rl.trainer import train_rl
 
 PROTOCOL = load_protocol("search-r1", "laptop")
 LIMITS = Limits(max_turns=2, max_turn_tokens=16, max_observation_tokens=64, max_tokens=1000)

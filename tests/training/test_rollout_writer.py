@@ -19,9 +19,9 @@ from coseek.training.learner.policy import Policy
 from coseek.training.learner.workers import ALONE
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, RolloutWriter, StepReport
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.rollout import score
 from coseek.training.rl.settings import KeepRolloutsSettings, RlSettings
-from coseek.training.rl.trainer import train_rl
 
 
 def writer_in(folder: Path, every: int = 2, mb: float = 200.0) -> RolloutWriter:

@@ -19,7 +19,7 @@ from coseek.training.rl.algorithm import PACKAGE, StepRewards, open_algorithm, s
 from coseek.training.rl.backend import open_backend
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.callbacks import Callback, StepReport
-from coseek.training.rl.trainer import train_rl
+from coseek.training.rl.loop import train_rl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDER = '''

@@ -25,8 +25,8 @@ from coseek.training.learner.policy import ADAPTER, Policy
 from coseek.training.learner.settings import LearnerSettings, LoraSettings, Offloaded, OptimizerSettings
 from coseek.training.learner.workers import ALONE, Workers, workers_here
 from coseek.training.rl.backends.local import LocalBackend
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
-from coseek.training.rl.trainer import train_rl
 from coseek.training.sft.settings import SftSettings, draw_any
 from coseek.training.sft.trainer import train_sft
 

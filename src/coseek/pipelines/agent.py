@@ -65,9 +65,9 @@ from coseek.training.learner.workers import Workers, workers_here
 from coseek.training.rl.backend import EpisodeLoop, TrainingBackend, episode_loop, open_backend
 from coseek.training.rl.callbacks import Callback, Evaluation, RetrieverSchedule, RolloutWriter
 from coseek.training.rl.gold_probe import AnswerWriter
+from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_in_turn, check_servers
-from coseek.training.rl.trainer import train_rl
 from coseek.training.sft.settings import SftSettings, draw_by_hops
 from coseek.training.sft.trainer import SftOutcome, train_sft
 

@@ -1,6 +1,6 @@
-"""Trainer: reinforcement learning of an agent: sample, score, compute advantages, update, call back.
+"""Loop: reinforcement learning of an agent: sample, score, compute advantages, update, call back.
 
-It depends on no tag, retriever or reward. The caller passes in the rollout and the score function; the settings name
+`pipelines/trainers.py` has `AgentTrainer`, which runs it. It depends on no tag, retriever or reward. The caller passes in the rollout and the score function; the settings name
 the algorithm; the backend computes gradients. The entropy bonus is off by default: no paper uses one, though public
 code does. Two things are left out on purpose: a trunk shared by policy and critic, and a second clip of ratios at
 negative advantages ("dual clip").
