@@ -55,8 +55,8 @@ from coseek.retrieval.query import QueryLike
 from coseek.retrieval.retriever import Retriever
 from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.training.learner.policy import Policy
+from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any
-from coseek.training.sft.trainer import train_sft
 
 LIMITS = Limits(max_turns=4, passages_per_search=3, max_turn_tokens=64, max_observation_tokens=200, max_tokens=448)
 P = ParamSpec("P")

@@ -178,7 +178,7 @@ def a_process_that_sees_eight_trains_on_one(given: Material) -> None:
     from tests.training.retriever_run import recipe_of
 
     from coseek.hardware.device import idle_devices
-    from coseek.training.encoder.trainer import arguments
+    from coseek.training.encoder.loop import arguments
 
     recipe = recipe_of(given.folder / "given")
     assert idle_devices(recipe.torch_device()) == ""

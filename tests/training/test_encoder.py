@@ -31,13 +31,13 @@ from coseek.retrieval.views import render_view
 from coseek.training.encoder.batch import FeatureBuilder
 from coseek.training.encoder.evaluation import HeldOut, ranks_of
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder
+from coseek.training.encoder.loop import last_checkpoint
 from coseek.training.encoder.recipe import (
     HeldOutSettings,
     LaptopEncoderSettings,
     load_retriever_recipe,
     retriever_recipe_names,
 )
-from coseek.training.encoder.trainer import last_checkpoint
 
 
 @pytest.fixture(scope="module")

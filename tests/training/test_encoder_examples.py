@@ -41,8 +41,8 @@ from coseek.training.encoder.examples import (
     split_by_question,
 )
 from coseek.training.encoder.laptop_encoder import learn_tokenizer
+from coseek.training.encoder.loop import arguments
 from coseek.training.encoder.recipe import HeldOutSettings, RetrieverRecipe
-from coseek.training.encoder.trainer import arguments
 
 
 def text_of(query: Query) -> str:

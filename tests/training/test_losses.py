@@ -27,7 +27,7 @@ from coseek.training.rl.losses import (
 )
 from coseek.training.rl.policy_loss import LossBatch, open_policy_loss, policy_loss_name
 from coseek.training.rl.settings import RlSettings
-from coseek.training.sft.trainer import weighted_loss
+from coseek.training.sft.loop import weighted_loss
 
 rewards = st.lists(st.floats(-5, 5, allow_nan=False, width=32), min_size=2, max_size=12)
 ONE = torch.tensor([[True]])

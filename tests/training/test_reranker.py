@@ -22,8 +22,8 @@ from coseek.retrieval.retrievers.bm25 import Bm25
 from coseek.retrieval.retrievers.rerank import CrossEncoder, Reranker, RerankSettings
 from coseek.training.encoder.evaluation import BEFORE, BM25, ORACLE, TRAINED
 from coseek.training.encoder.examples import TrainingExample
+from coseek.training.encoder.loop import CheckpointNotes
 from coseek.training.encoder.reranker import _move_up
-from coseek.training.encoder.trainer import CheckpointNotes
 
 
 @pytest.fixture(scope="module")

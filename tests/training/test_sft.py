@@ -23,8 +23,8 @@ from coseek.training.learner.batch import make_batch
 from coseek.training.learner.optimizer import rate_at
 from coseek.training.learner.policy import Policy
 from coseek.training.learner.settings import LearnerSettings, OptimizerSettings
+from coseek.training.sft.loop import LENGTH_RANGE, MAX_GAP, repeat_batch, token_weights, train_sft, varied_batch
 from coseek.training.sft.settings import Phase, SftSettings, draw_any, draw_by_hops
-from coseek.training.sft.trainer import LENGTH_RANGE, MAX_GAP, repeat_batch, token_weights, train_sft, varied_batch
 
 LEARNER = LearnerSettings(optimizer=OptimizerSettings(lr=1e-2, lr_scheduler_type="linear"))
 MUON = LearnerSettings(optimizer=OptimizerSettings(algorithm="muon", lr=1e-2, lr_scheduler_type="linear"))

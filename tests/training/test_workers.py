@@ -27,8 +27,8 @@ from coseek.training.learner.workers import ALONE, Workers, workers_here
 from coseek.training.rl.backends.local import LocalBackend
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.settings import RlSettings
+from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import SftSettings, draw_any
-from coseek.training.sft.trainer import train_sft
 
 # so that tiny models have large weights, and several messages of small ones
 workers.MIN_OWN_MESSAGE, workers.BUCKET_SIZE = 300, 4

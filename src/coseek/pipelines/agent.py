@@ -68,8 +68,8 @@ from coseek.training.rl.gold_probe import AnswerWriter
 from coseek.training.rl.loop import train_rl
 from coseek.training.rl.monitor import MonitorStop
 from coseek.training.rl.rollout_servers import ServedBackend, ServerMetrics, check_in_turn, check_servers
+from coseek.training.sft.loop import SftOutcome, train_sft
 from coseek.training.sft.settings import SftSettings, draw_by_hops
-from coseek.training.sft.trainer import SftOutcome, train_sft
 
 
 @dataclass

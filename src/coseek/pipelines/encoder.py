@@ -72,9 +72,7 @@ from coseek.training.encoder.evaluation import (
 )
 from coseek.training.encoder.examples import ExampleOrder, TrainingExample, read_labels, split_by_question
 from coseek.training.encoder.laptop_encoder import make_laptop_encoder, make_sparse_encoder, make_token_encoder
-from coseek.training.encoder.loss import RetrieverObjective
-from coseek.training.encoder.recipe import RetrieverRecipe, synthetic_labels
-from coseek.training.encoder.trainer import (
+from coseek.training.encoder.loop import (
     CheckpointNotes,
     EncoderTrainer,
     SaveOnStop,
@@ -82,6 +80,8 @@ from coseek.training.encoder.trainer import (
     last_checkpoint,
     optimizer_of,
 )
+from coseek.training.encoder.loss import RetrieverObjective
+from coseek.training.encoder.recipe import RetrieverRecipe, synthetic_labels
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.learner import checkpoint_activations, untied
 from coseek.training.learner.policy import attach

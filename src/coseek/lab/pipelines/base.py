@@ -46,8 +46,8 @@ from coseek.pipelines.data_folder import check_data_folder
 from coseek.pipelines.demonstrations import texts_in
 from coseek.pipelines.run_record import data_set_identities, write_tables
 from coseek.training.learner.data_order import derive_seed
+from coseek.training.sft.loop import repeat_batch
 from coseek.training.sft.settings import Draw
-from coseek.training.sft.trainer import repeat_batch
 
 DISTANCES = (10, 50, 100, 200, 300)
 """Tokens between the copies of a sequence."""

@@ -56,8 +56,8 @@ from coseek.pipelines.data_folder import check_data_folder
 from coseek.pipelines.run_record import TrainingRun, data_set_identities, write_tables
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.policy import Policy, load_learner
+from coseek.training.sft.loop import train_sft
 from coseek.training.sft.settings import Draw
-from coseek.training.sft.trainer import train_sft
 
 PROMPT = "generator-laptop"
 BATCH = 64

@@ -32,7 +32,7 @@ from coseek.rewards.reward import make_reward
 from coseek.training.learner.data_order import derive_seed
 from coseek.training.learner.policy import Policy, load_learner
 from coseek.training.learner.workers import ALONE
-from coseek.training.sft.trainer import train_sft
+from coseek.training.sft.loop import train_sft
 
 ABOUT = "A language model that plays a search engine, useful or noisy, for training search agents."
 LIMITS = (

@@ -1,4 +1,4 @@
-"""Trainer: supervised fine-tuning on demonstrations, the warm start of reinforcement learning.
+"""Loop: supervised fine-tuning on demonstrations, the warm start of reinforcement learning.
 
 Demonstrations are ordinary trajectories: training uses their token ids, whoever wrote them.
 """

@@ -1,4 +1,6 @@
-"""Trainer: sentence-transformers' trainer with our data order, loss, schedule and files.
+"""Loop: updates of an encoder, in sentence-transformers' trainer with our data order, loss, schedule and files.
+
+`RetrieverTrainer`, which runs it, is in `pipelines/trainers.py`.
 
 The examples of an update depend on the seed and its number alone (`ExampleOrder`), so a resumed training skips the
 updates that are done. A checkpoint holds the trained weights with their adapters, the length of `metrics.jsonl`, and
