@@ -1,9 +1,11 @@
 """Loop: reinforcement learning of an agent: sample, score, compute advantages, update, call back.
 
-`AgentTrainer`, which runs it, is in `pipelines/trainers.py`. The loop depends on no tag, retriever or reward. The caller
-passes in the rollout and the score function; the settings name the algorithm; the backend computes gradients. The
-entropy bonus is off by default: no paper uses one, though public code does. Two things are left out on purpose: a trunk
-shared by policy and critic, and a second clip of ratios at negative advantages ("dual clip").
+`AgentTrainer`, which runs it, is in `pipelines/trainers.py`.
+
+The loop depends on no tag, retriever or reward. The caller passes in the rollout and the score function; the settings
+name the algorithm; the backend computes gradients. The entropy bonus is off by default: no paper uses one, though
+public code does. Two things are left out on purpose: a trunk shared by policy and critic, and a second clip of ratios
+at negative advantages ("dual clip").
 """
 
 import random
