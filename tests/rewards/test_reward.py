@@ -33,7 +33,6 @@ SAID = Grades(
     {"in Zun": Verdict("q1", "in Zun", False)},
 )
 """A generator is right from the run's passages, and wrong from naive RAG's."""
-unsettled = SAID.verdicts or {}
 
 
 def value_of(trajectory: Trajectory, spec: RewardSpec) -> float:
@@ -147,8 +146,9 @@ def test_the_judge_is_shown_both_answers_of_a_generator_that_words_do_not_settle
     assert gain.to_judge(run(), SAID) == component.to_judge(run(), unread) == []
     # An answer of function words alone can be matched by no words, and a judge still reads it.
     the = run(question=replace(QUESTION, answers=("the",)))
+    accepted = {text: Verdict("q1", text, text == "in Velora") for text in ("in Velora", "in Zun")}
     for reward in (gain, component):
-        paid = reward(the, replace(SAID, verdicts={"in Velora": Verdict("q1", "in Velora", True), **unsettled}))
+        paid = reward(the, replace(SAID, verdicts=accepted))
         assert paid is not None and paid.value == 1
 
 
