@@ -324,15 +324,20 @@ BUDGET = Limits(max_tokens=4000, max_turn_tokens=1000, max_observation_tokens=10
 
 
 def flaky(honest: Callable[[Asked], Said], rng: random.Random, gate: threading.Event) -> Callable[[Asked], Said]:
-    """10 % of calls fail, 5 % stall, 5 % answer garbage."""
+    """Of every twenty calls two fail, one stalls and one answers garbage."""
+    deck: list[int] = []
+    lock = threading.Lock()
 
     def answer(request: Asked) -> Said:
-        draw = rng.random()
-        if draw < 0.10:
+        with lock:
+            if not deck:
+                deck.extend(rng.sample(range(20), 20))
+            card = deck.pop()
+        if card < 2:
             return Said({"error": "out of memory"}, 500)
-        if draw < 0.15:
+        if card < 3:
             return Said(b"{}", hold=gate)
-        return Said(b"<html>a proxy's page</html>") if draw < 0.20 else honest(request)
+        return Said(b"<html>a proxy's page</html>") if card < 4 else honest(request)
 
     return answer
 
